@@ -1,0 +1,126 @@
+"""What a captured program is made of, without JAX: tensors, ops as sets of factors, and blocks.
+
+An op is described by its **factors**: named loop dims with sizes. Each operand and result dim is an ordered list of
+factors, major to minor, so a reshape that merges ``heads`` and ``head_dim`` keeps its meaning: only the major factor of
+a dim can be split over devices. A matrix product ``bm,mn->bn`` has the factors b, m, n; m is in no result, so a split of
+it leaves a pending sum.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["param", "batch", "state", "rng", "const", "activation"]
+Combine = Literal["sum", "max", "none"]
+Work = Literal["matmul", "conv", "elementwise", "reduce", "data", "view", "random", "opaque"]
+Dims = tuple[tuple[int, ...], ...]  # one tuple of factor indices (major to minor) per tensor dim
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the program.
+
+    Attributes:
+        shape: global shape, for one microbatch.
+        needs_grad: a cotangent reaches it: a pending sum over its cotangents has to be reduced somewhere.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    role: Role = "activation"
+    needs_grad: bool = False
+
+    @property
+    def bytes(self) -> int:
+        count = self.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A loop dim of an op.
+
+    Attributes:
+        combine: what joins the shards where a result lacks this factor: ``sum`` leaves a pending sum, ``max`` is an
+            all-reduce inside the op (of values that no gradient crosses), ``none`` forbids the split.
+        splits: False where the rule has no local program for a split (a sorted or convolved dim).
+        reason: why it does not split, for reports.
+    """
+
+    name: str
+    size: int
+    combine: Combine = "none"
+    splits: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation of a block.
+
+    Attributes:
+        name: unique in its block and stable across captures, ``dot_general.3``.
+        inputs, outputs: tensor names. An input may repeat.
+        in_dims, out_dims: factor indices of each dim of each operand and result.
+        linear: sets of operand positions in which the op is jointly linear, the others held fixed: a pending sum may
+            pass from all of such a set to the result (``add``: ``((0, 1),)``; ``mul``: ``((0,), (1,))``).
+        flops: forward floating point operations, unsharded.
+        backward_flops: of the backward pass, all operands that need a gradient together.
+        saves: tensors that the backward pass reads.
+        work: what kind of work it is, for the cost model. ``view`` ops cost nothing.
+        fuses: elementwise-like: reads and writes of neighbours in one fused kernel.
+        source: ``file.py:12 (function)`` of the user's line.
+        known: False where no rule knew the primitive and it is planned as replicated.
+        key: key into a profile's op table (kind, shape and dtype), filled by the frontend.
+        scope: rematerialisation scope that the user wrote around it, or -1.
+    """
+
+    name: str
+    primitive: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    factors: tuple[Factor, ...]
+    in_dims: tuple[Dims, ...]
+    out_dims: tuple[Dims, ...]
+    linear: tuple[tuple[int, ...], ...] = ()
+    flops: float = 0.0
+    backward_flops: float = 0.0
+    saves: tuple[str, ...] = ()
+    work: Work = "elementwise"
+    fuses: bool = False
+    source: str = ""
+    known: bool = True
+    key: str = ""
+    scope: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A unit that the pipeline does not cut.
+
+    Attributes:
+        name: ``layers[3]``, ``embedding``; the name used in plans.
+        class_key: canonical hash; equal blocks share one key (and one set of search variables).
+        ops: in program order.
+        tensors: every tensor of the block by name, including inputs.
+        inputs, outputs: values that enter and leave the block, by *program-wide* value name, aligned with
+            `input_names` / `output_names`, the names of the same tensors inside the block class.
+        params: block tensor name -> parameter path (with ``[i]`` for layer i of a stacked parameter).
+    """
+
+    name: str
+    class_key: str
+    ops: tuple[Op, ...]
+    tensors: dict[str, Tensor]
+    inputs: tuple[str, ...]
+    input_names: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output_names: tuple[str, ...]
+    params: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> float:
+        return sum(op.flops for op in self.ops)

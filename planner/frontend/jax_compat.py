@@ -1,0 +1,98 @@
+"""Every line of meshplan that depends on JAX internals or on its version. The rest of the code uses public JAX only."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax import lax
+from jax._src import core as _core
+from jax._src import linear_util as _lu
+from jax._src import source_info_util as _source_info
+from jax._src.lax.parallel import all_gather_invariant as _all_gather_invariant
+
+ClosedJaxpr, Jaxpr, Literal, DropVar, Var = jex.ClosedJaxpr, jex.Jaxpr, jex.Literal, jex.DropVar, jex.Var
+Primitive = jex.Primitive
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Mesh axes over which a value inside shard_map may differ from device to device."""
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def to_varying(x: Any, axes: Sequence[str]) -> Any:
+    """Marks `x` as varying over `axes` (those over which it is not yet); its cotangent is summed over them."""
+    missing = tuple(a for a in axes if a not in varying_axes(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def all_gather_invariant(x: Any, axis: str, dim: int) -> Any:
+    """All-gather whose result is known to be equal on every device; its transpose is a slice."""
+    return _all_gather_invariant(x, axis, axis=dim, tiled=True)
+
+
+def source_of(eqn: Any) -> str:
+    """``file.py:12 (function)`` of the user's line that made an equation, or ''."""
+    frame = _source_info.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return ""
+    return f"{frame.file_name.rsplit('/', 1)[-1]}:{frame.start_line} ({frame.function_name})"
+
+
+def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Evaluates one equation's primitive; always a list of results."""
+    subfuns, bind_params = primitive.get_bind_params(params)
+    out = primitive.bind(*subfuns, *args, **bind_params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def as_closed(jaxpr: Any) -> Any:
+    """An open jaxpr as a closed one without constants."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def custom_jvp_jaxpr(params: dict[str, Any]) -> Any:
+    """The user's jvp rule as a closed jaxpr of (primals, tangents) -> (primals out, tangents out), nothing zero."""
+    call = params["call_jaxpr"]
+    jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*(False,) * (len(call.in_avals) - params["num_consts"]))
+    if any(out_zeros):
+        raise NotImplementedError("a custom_jvp rule whose tangent is always zero")
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def custom_vjp_forward(params: dict[str, Any]) -> tuple[Any, int]:
+    """The user's fwd as a closed jaxpr of args -> (residuals, outputs), and the number of residuals."""
+    call = params["call_jaxpr"]
+    jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*(False,) * (len(call.in_avals) - params["num_consts"]))
+    return ClosedJaxpr(jaxpr, consts), len(jaxpr.outvars) - len(call.out_avals)
+
+
+def custom_vjp_backward(params: dict[str, Any]) -> Callable[..., Any]:
+    """The user's bwd on flat (residuals, cotangents) -> flat input cotangents."""
+    return params["bwd"].call_wrapped
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether a dtype is that of typed PRNG keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element; a PRNG key counts its raw words."""
+    if is_key(dtype):
+        return 4 * int(dtype._impl.key_shape[-1])
+    return int(dtype.itemsize)
+
+
+def wrapped_fun(value: Any) -> bool:
+    """Whether a jaxpr parameter is a wrapped function (no stable text)."""
+    return isinstance(value, _lu.WrappedFun)
+
+
+def is_drop(var: Any) -> bool:
+    return isinstance(var, DropVar)
+
+
+def eval_closed(jaxpr: Any, *args: Any) -> list[Any]:
+    """Evaluates a closed jaxpr as it is."""
+    return _core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *args)

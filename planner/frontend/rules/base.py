@@ -1,0 +1,135 @@
+"""One rule, three uses: what a primitive's factors are, what it costs, and how it runs on shards.
+
+A rule is registered for a primitive name::
+
+    @register("reverse_it")
+    class ReverseIt(Rule):
+        def factorise(self, eqn): ...            # -> Factorisation: legal strategies, flops, what backward reads
+        def local(self, eqn, place, args): ...   # -> results on one device's shards, inside shard_map
+
+`factorise` is given the equation with global shapes. `local` is given one device's operands, already cast to the specs
+that `costmodel.sharding.operand_spec` states for the strategy, and must return results as `result_spec` states: a
+factor missing from a result with ``combine="sum"`` leaves that device's summand. JAX differentiates it.
+
+A primitive without a rule is planned as replicated and reported (`unknown.py`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from costmodel.graph import Dims, Factor, Op, Work
+from costmodel.sharding import Strategy, local_shape, operand_spec, result_spec
+from planner.frontend import jax_compat as jc
+from planner.frontend.flat import Equation
+
+Residual = int  # i >= 0: operand i; ~j (negative): result j
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factorisation:
+    """What a rule knows of one equation.
+
+    Attributes:
+        in_dims, out_dims: per operand and result, the factor indices of each dim, major to minor; () for size-1 dims.
+        linear: operand sets in which the op is jointly linear (see `costmodel.graph.Op`).
+        residuals: per operand, what its cotangent rule reads: operand i as ``i``, result j as ``~j``.
+        flops: forward floating point operations.
+        fuses: the compiler fuses it with its neighbours.
+    """
+
+    factors: tuple[Factor, ...]
+    in_dims: tuple[Dims, ...]
+    out_dims: tuple[Dims, ...]
+    linear: tuple[tuple[int, ...], ...] = ()
+    residuals: tuple[tuple[Residual, ...], ...] = ()
+    flops: float = 0.0
+    work: Work = "elementwise"
+    fuses: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one device stands while an op runs on shards, inside shard_map."""
+
+    op: Op
+    strategy: Strategy
+    mesh: tuple[int, ...]
+    axis_names: tuple[str, ...]
+
+    def axes_of(self, factor: int) -> tuple[str, ...]:
+        """Names of the mesh axes that split `factor`, major to minor."""
+        return tuple(name for name, code in zip(self.axis_names, self.strategy, strict=True) if code == factor)
+
+    def parts(self, factor: int) -> int:
+        """Number of parts that `factor` is split into."""
+        return math.prod(n for n, code in zip(self.mesh, self.strategy, strict=True) if code == factor)
+
+    def part_index(self, factor: int) -> Any:
+        """Which part of `factor` this device holds (a traced int32; 0 where it is not split)."""
+        index: Any = jnp.int32(0)
+        for name, size, code in zip(self.axis_names, self.mesh, self.strategy, strict=True):
+            if code == factor:
+                index = index * size + lax.axis_index(name)
+        return index
+
+    def split_axes(self) -> tuple[str, ...]:
+        """Mesh axes on which this op's values differ from device to device."""
+        return tuple(name for name, code in zip(self.axis_names, self.strategy, strict=True) if code != -1)
+
+    def local_in(self, position: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """One device's shape of operand `position`, whose global shape is `shape`."""
+        return local_shape(shape, operand_spec(self.op, position, self.strategy), self.mesh)
+
+    def local_out(self, position: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """One device's shape of result `position`, whose global shape is `shape`."""
+        spec = tuple(code if code >= 0 else -1 for code in result_spec(self.op, position, self.strategy))
+        return local_shape(shape, spec, self.mesh)
+
+
+class Rule:
+    """Base: factors must be stated; the local program is the primitive itself with `local_params`."""
+
+    def factorise(self, eqn: Equation) -> Factorisation:
+        raise NotImplementedError
+
+    def local_params(self, eqn: Equation, place: Placement) -> dict[str, Any]:
+        """The equation's parameters, with global shapes replaced by one device's."""
+        return eqn.params
+
+    def local(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
+        """Results on one device's shards."""
+        return jc.bind(eqn.primitive, args, self.local_params(eqn, place))
+
+
+REGISTRY: dict[str, Rule] = {}
+
+
+def register(*names: str) -> Callable[[Any], Any]:
+    """Registers a rule class (one instance) or instance for primitive names. Users may register their own."""
+
+    def add(rule: Any) -> Any:
+        instance = rule() if isinstance(rule, type) else rule
+        for name in names:
+            REGISTRY[name] = instance
+        return rule
+
+    return add
+
+
+def identity_dims(shapes: Sequence[Sequence[int]], offset: int = 0) -> tuple[Dims, ...]:
+    """Dims of tensors that all share one shape; size-1 dims carry no factor."""
+    return tuple(tuple((offset + d,) if n > 1 else () for d, n in enumerate(shape)) for shape in shapes)
+
+
+def factors_of(shape: Sequence[int], names: str = "") -> tuple[Factor, ...]:
+    """One splittable parallel factor a dim."""
+    return tuple(Factor(names[d] if d < len(names) else f"d{d}", int(n)) for d, n in enumerate(shape))
+
+
+def elements(shape: Sequence[int]) -> float:
+    return float(math.prod(shape))

@@ -1,0 +1,66 @@
+"""Checks of model dimensions, with numbers and the nearest legal sizes in every message (codes MP122)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from costmodel.errors import InputError
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def positive_integers(family: str, **dims: Any) -> None:
+    """Every dim must be an integer of at least 1."""
+    for name, value in dims.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                "MP122", f"{family}: {name}={value!r} must be an integer of at least 1", f"give {name} as a count"
+            )
+
+
+def divides(family: str, part: str, parts: int, whole: str, size: int) -> None:
+    """`size` must be a multiple of `parts`."""
+    if size % parts:
+        below, above = size // parts * parts, -(-size // parts) * parts
+        near = f"{whole}={above}" if below == 0 else f"{whole}={below} or {above}"
+        divisors = [d for d in range(1, size + 1) if size % d == 0]
+        nearest = min(divisors, key=lambda d: (abs(d - parts), d))
+        raise InputError(
+            "MP122",
+            f"{family}: {whole}={size} is not divisible by {part}={parts} (remainder {size % parts})",
+            f"use {near}, or {part}={nearest}",
+        )
+
+
+def one_of(family: str, name: str, value: Any, legal: tuple[str, ...]) -> None:
+    """`value` must be one of the named choices."""
+    if value not in legal:
+        raise InputError("MP122", f"{family}: {name}={value!r} is not understood", f"use one of {', '.join(legal)}")
+
+
+def fraction(family: str, name: str, value: Any) -> None:
+    """`value` must be a number in ``[0, 1)``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError("MP122", f"{family}: {name}={value!r} must be in [0, 1)", f"{name}=0 turns it off")
+
+
+def within(family: str, name: str, value: int, limit_name: str, limit: int) -> None:
+    """`value` must not exceed `limit`."""
+    if value > limit:
+        raise InputError(
+            "MP122",
+            f"{family}: {name}={value} exceeds {limit_name}={limit}",
+            f"use {name}<={limit}, or build the family with {limit_name}={value}",
+        )
+
+
+def compute_dtype(family: str, dtype: str) -> jnp.dtype:
+    """The dtype of matrix products and activations; master weights stay float32."""
+    one_of(family, "dtype", dtype, DTYPES)
+    return jnp.dtype(dtype)
+
+
+def optimizer_or_default(optimizer: optax.GradientTransformation | None) -> optax.GradientTransformation:
+    """AdamW at 1e-4 unless the caller has chosen."""
+    return optax.adamw(1e-4) if optimizer is None else optimizer

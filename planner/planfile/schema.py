@@ -1,0 +1,259 @@
+"""The plan document. Names, never indices or solver vectors; bytes are int, times float seconds.
+
+A plan says everything that execution needs beyond the training task itself: which blocks each stage runs, on which
+devices, how every op of those blocks is split, where parameters, gradients and optimizer state live, in which order
+microbatches go through. It also says what that was predicted to cost, how good it is proven to be, and where each
+figure comes from.
+"""
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every record on disk."""
+
+
+class MeshAxis(Document):
+    name: str
+    size: int
+
+
+class ParameterPlan(Document):
+    """Where one parameter lives on one stage group.
+
+    The three specs have one entry a tensor dim: the names of the mesh axes that split it, major to minor.
+
+    Attributes:
+        shape: the part of the parameter that this stage holds: a stacked parameter's leading dim counts its own layers.
+        dtype: master dtype, as the user stored it; gradient_dtype is that of the accumulated gradient.
+        value: spec between steps and through the step. A dim split here and gathered by its ops is ZeRO-3.
+        gradient: spec of the accumulated gradient. Where it splits and `value` does not, each microbatch's gradient is
+            reduce-scattered (ZeRO-2).
+        optimizer: spec of the optimizer state and the update. Where it splits and `value` does not: ZeRO-1 or 2.
+        reduced_over: mesh axes over which the gradient is summed once a step.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    gradient_dtype: str
+    value: tuple[tuple[str, ...], ...]
+    gradient: tuple[tuple[str, ...], ...]
+    optimizer: tuple[tuple[str, ...], ...]
+    reduced_over: tuple[str, ...] = ()
+    trained: bool = True
+
+
+class ValuePlan(Document):
+    """Spec of a value that crosses blocks: per dim the axes that split it, and the axes over which it is varying
+    (equal values, summed cotangent) or partial (a pending sum)."""
+
+    dims: tuple[tuple[str, ...], ...]
+    varying: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+
+
+class BlockStrategy(Document):
+    """How the ops of one block class are split on one group.
+
+    Attributes:
+        block_class: canonical hash of the class.
+        ops: op name -> mesh axis -> factor name, or ``replicated``, ``varying``, ``pass 0`` (a pending sum passes
+            through operand set 0). An op that is absent is replicated on every axis.
+        inputs: spec of each block input, by the class's name for it; parameters as their ops see them.
+        outputs: spec of each block output.
+        remat: what the backward pass recomputes: ``none`` (nothing but gathered weights) or ``full``.
+    """
+
+    block_class: str
+    ops: dict[str, dict[str, str]]
+    inputs: dict[str, ValuePlan]
+    outputs: dict[str, ValuePlan]
+    remat: Literal["none", "full"] = "none"
+
+
+class MemoryPlan(Document):
+    """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    saved_bytes: int
+    transient_bytes: int
+    buffers_bytes: int
+    reserve_bytes: int
+    total_bytes: int
+    limit_bytes: int
+    in_flight: int
+    saved_per_microbatch_bytes: int
+
+
+class TimePlan(Document):
+    """Predicted seconds of one stage group: per microbatch, and once a step. Communication is part of each."""
+
+    forward_s: float
+    backward_s: float
+    once_s: float
+    forward_communication_s: float
+    backward_communication_s: float
+    gradient_reduction_s: float
+    optimizer_s: float
+    collectives: dict[str, int]  # "forward all_gather data" -> count a microbatch
+
+
+class GroupPlan(Document):
+    """Devices of one kind that run a stage for a share of its microbatches."""
+
+    name: str
+    kind: str
+    devices: tuple[str, ...]  # cluster device ids, row-major over the mesh
+    mesh: tuple[MeshAxis, ...]
+    microbatches: tuple[int, ...]
+    strategies: tuple[BlockStrategy, ...]
+    parameters: tuple[ParameterPlan, ...]
+    memory: MemoryPlan
+    time: TimePlan
+
+
+class StagePlan(Document):
+    """A contiguous range of blocks. `blocks` lists runs of names: ``embedding``, ``layers[0:12]``, ``head``."""
+
+    blocks: tuple[str, ...]
+    block_count: int
+    groups: tuple[GroupPlan, ...]
+
+
+class Transfer(Document):
+    """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one."""
+
+    from_stage: int
+    to_stage: int
+    values: tuple[str, ...]
+    bytes: int
+    gradient_bytes: int
+    time_s: float
+
+
+class TiedParameter(Document):
+    """A parameter that several stages read: the owner updates it, the others send it their gradient."""
+
+    path: str
+    owner_stage: int
+    other_stages: tuple[int, ...]
+    bytes: int
+
+
+class ActorPlan(Document):
+    """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``."""
+
+    stage: int
+    group: int
+    actions: str
+
+
+class SchedulePlan(Document):
+    name: str
+    microbatches: int
+    actors: tuple[ActorPlan, ...]
+
+
+class Prediction(Document):
+    """The step time and what it is made of, on the stage that ends last: compute + exposed + bubble + optimizer."""
+
+    step_time_s: float
+    compute_s: float
+    exposed_communication_s: dict[str, float]
+    bubble_s: float
+    optimizer_s: float
+    examples_per_s: float
+    tokens_per_s: float | None
+    model_flops: float
+    mfu: float | None
+    price_per_step: float | None
+    peak_memory_bytes: int
+    provenance: dict[str, str]  # figure -> measured | interpolated | compiled | fitted | datasheet | assumed
+
+
+class Certificate(Document):
+    """How good the plan is proven to be.
+
+    Attributes:
+        lower_bound_s: no plan of the declared space is faster, by this cost model.
+        gap: 1 - lower_bound_s / step_time_s.
+        hardware_bound_s: FLOPs over the whole cluster's achievable rate: holds outside any space.
+        space: what was and was not searched, in words.
+        limit_fired: a work limit stopped the search before its proof.
+    """
+
+    lower_bound_s: float
+    gap: float
+    hardware_bound_s: float
+    hardware_gap: float
+    space: tuple[str, ...]
+    status: str
+    limit_fired: bool
+
+
+class BaselinePlan(Document):
+    """A hand-written configuration, scored by the same model."""
+
+    name: str
+    description: str
+    feasible: bool
+    step_time_s: float | None
+    peak_memory_bytes: int | None
+    reason: str = ""
+
+
+class Finding(Document):
+    """Something the user should know: a stable code, a message and what to do."""
+
+    code: str
+    severity: Literal["error", "warning", "note"]
+    message: str
+    hint: str = ""
+    where: str = ""
+
+
+class ModelRecord(Document):
+    name: str
+    fingerprint: str
+    reduction: str
+    parameters: int
+    trained_parameters: int
+    blocks: tuple[str, ...]  # every block of the model in order, as runs of names
+    block_count: int
+    spec: str | None = None  # what --model was given, so that `run` can find the task again
+    sequence: int | None = None
+
+
+class ClusterRecord(Document):
+    name: str
+    fingerprint: str
+    devices: int
+    kinds: dict[str, int]
+
+
+class Plan(Document):
+    schema_version: int
+    name: str
+    model: ModelRecord
+    cluster: ClusterRecord
+    global_batch: int
+    microbatch_size: int
+    microbatches: int
+    stages: tuple[StagePlan, ...]
+    transfers: tuple[Transfer, ...]
+    tied: tuple[TiedParameter, ...]
+    schedule: SchedulePlan
+    prediction: Prediction
+    certificate: Certificate
+    baselines: tuple[BaselinePlan, ...]
+    findings: tuple[Finding, ...]
+    versions: dict[str, str]
+    profile: str | None = None
+    compile_check: dict[str, str] | None = None
