@@ -12,10 +12,16 @@ from costmodel.units import GIB, format_bytes
 Platform = Literal["gpu", "tpu", "cpu"]
 
 PEAK_DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "int8")
-"""Legal keys of `peak_flops_per_s`. `float32` is required: it is what a dtype without a peak of its own is priced at."""
+"""Legal keys of `peak_flops_per_s`. `float32` is required: a dtype without a peak of its own is priced at it."""
 
 _VENDOR_FACTS = frozenset(
-    {"peak_flops_per_s", "memory_bytes", "memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s"}
+    {
+        "peak_flops_per_s",
+        "memory_bytes",
+        "memory_bandwidth_bytes_per_s",
+        "link_bandwidth_bytes_per_s",
+        "host_bandwidth_bytes_per_s",
+    }
 )
 
 
@@ -26,8 +32,8 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         name: canonical name, such as ``A100-SXM4-80GB``.
         vendor: who makes it.
         platform: JAX platform.
-        peak_flops_per_s: dtype (`PEAK_DTYPES`) to dense peak FLOP/s. `float32` is the vector rate, the other dtypes are
-            matrix-unit rates where the device has matrix units; `tfloat32` is the matrix unit's rate for float32 inputs.
+        peak_flops_per_s: dtype (`PEAK_DTYPES`) to dense peak FLOP/s. `float32` is the vector rate, the others are rates
+            of the matrix units where there are any; `tfloat32` is the matrix units' rate for float32 inputs.
         memory_bytes: device memory that the driver reports in all.
         memory_bandwidth_bytes_per_s: peak rate between device memory and the chip.
         reserve_bytes: part of `memory_bytes` that programs cannot use: context, collective buffers, fragmentation.
@@ -70,7 +76,7 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.memory_bytes - self.reserve_bytes
 
     def provenance_of(self, field: str) -> Provenance:
-        """Where `field` comes from; a vendor's fact is `datasheet` and a constant of the runtime is `assumed` unless said."""
+        """Where `field` comes from; unless said, vendors' facts are `datasheet` and runtime constants `assumed`."""
         head = field.split(".")[0]
         default: Provenance = "datasheet" if head in _VENDOR_FACTS else "assumed"
         return self.provenance.get(field, self.provenance.get(head, default))

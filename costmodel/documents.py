@@ -1,4 +1,4 @@
-"""Checked conversion of plain data (parsed TOML or JSON) into records, with errors that name the path and what is legal."""
+"""Checked conversion of plain data (parsed TOML or JSON) into records; errors name the path and what is legal."""
 
 import difflib
 import math
@@ -49,7 +49,11 @@ def _explain(text: str, record: type, code: str, root: str) -> InputError:
     if missing := _MISSING.search(what):
         return InputError(code, f"{where} has no {missing['field']!r}", f"fields are {', '.join(names)}")
     if wrong := _WRONG_TYPE.match(what):
-        hint = "write it as a whole number, such as 80_000_000_000" if (wrong["want"], wrong["got"]) == ("int", "float") else ""
+        hints = {
+            ("int", "float"): "write it as a whole number, such as 80_000_000_000",
+            ("array", "object"): f"write [[{path}]] rather than [{path}]: it is a list of tables",
+        }
+        hint = hints.get((wrong["want"], wrong["got"]), "")
         return InputError(code, f"{where} must be {wrong['want']}, got {wrong['got']}", hint)
     return InputError(code, f"{where}: {what}")
 
@@ -91,7 +95,7 @@ def nearest(name: str, options: Iterable[str], limit: int = 4) -> tuple[str, ...
 
     Example:
         >>> nearest("h100", ["A100", "H100-PCIe-80GB", "H100-SXM5-80GB", "H200"])
-        ('H100-PCIe-80GB', 'H100-SXM5-80GB', 'A100', 'H200')
+        ('H100-PCIe-80GB', 'H100-SXM5-80GB', 'H200', 'A100')
     """
     lowered = {option.lower(): option for option in sorted(options)}
     part = name.lower().strip()
@@ -109,14 +113,20 @@ def suggestion(name: str, options: Iterable[str], legal: str) -> str:
 
 
 def require_number(
-    value: float, path: str, code: str, *, above: float | None = 0.0, least: float | None = None, most: float | None = None
+    value: float,
+    path: str,
+    code: str,
+    *,
+    above: float | None = 0.0,
+    least: float | None = None,
+    most: float | None = None,
 ) -> None:
     """Raises InputError unless `value` is finite and ``above < value``, ``least <= value``, ``value <= most``."""
     if least is not None:
         above = None
-    if math.isfinite(value) and (above is None or value > above) and (least is None or value >= least):
-        if most is None or value <= most:
-            return
+    high_enough = (above is None or value > above) and (least is None or value >= least)
+    if math.isfinite(value) and high_enough and (most is None or value <= most):
+        return
     low = f"above {above:g}" if above is not None else f"at least {least:g}" if least is not None else ""
     high = f"at most {most:g}" if most is not None else ""
     raise InputError(code, f"{path} must be {' and '.join(filter(None, (low, high)))}, got {value:g}")

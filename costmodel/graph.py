@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["param", "batch", "state", "rng", "const", "activation"]
-Combine = Literal["sum", "max", "none"]
+Combine = Literal["sum", "max", "same", "none"]
 Work = Literal["matmul", "conv", "elementwise", "reduce", "data", "view", "random", "opaque"]
 Dims = tuple[tuple[int, ...], ...]  # one tuple of factor indices (major to minor) per tensor dim
 
@@ -45,7 +45,8 @@ class Factor:
 
     Attributes:
         combine: what joins the shards where a result lacks this factor: ``sum`` leaves a pending sum, ``max`` is an
-            all-reduce inside the op (of values that no gradient crosses), ``none`` forbids the split.
+            all-reduce inside the op (of values that no gradient crosses), ``same`` means that every shard computes the
+            same result anyway, ``none`` forbids the split.
         splits: False where the rule has no local program for a split (a sorted or convolved dim).
         reason: why it does not split, for reports.
     """

@@ -252,7 +252,7 @@ def result_spec(op: Op, position: int, strategy: Strategy) -> Spec:
             codes.append(code)
         else:
             dim = _position(op, op.out_dims[position], code)
-            combined = {"sum": PARTIAL, "max": REPLICATED, "none": VARYING}[op.factors[code].combine]
+            combined = {"sum": PARTIAL, "max": REPLICATED, "same": VARYING, "none": VARYING}[op.factors[code].combine]
             codes.append(combined if dim == -1 or dim is None else dim)
     return tuple(codes)
 

@@ -2,9 +2,9 @@
 
 Each actor runs its list strictly in order, one action at a time. Activations and gradients are sent as soon as they
 exist, without holding up compute; a link (one direction between two actors) carries one message at a time, in the order
-of sending. An action starts at the latest of: the end of the actor's previous action, and the arrival of its input. After
-its last action an actor reduces gradients, exchanges them with the other groups of its stage, optionally waits for a
-norm over all stages, and updates its parameters.
+of sending. An action starts when the actor's previous action has ended and its input has arrived. After its last action
+an actor reduces gradients, exchanges them with the other groups of its stage, optionally waits for a norm over all
+stages, and updates its parameters.
 
 One pass over the actions in dependency order, so the time is linear in the number of actions.
 """
@@ -126,10 +126,10 @@ def simulate(
     Args:
         schedule: what each actor runs.
         times: costs by (stage, group); under virtual stages by (virtual stage, group of the actor).
-        sends: costs by (actor of a stage, actor of the next stage), one entry for both directions; None if every send is
-            free. Consecutive virtual stages on one actor need no entry.
-        global_norm_s: time of a reduction over all actors that needs all gradients and that every update waits for (such
-            as global-norm clipping); None if there is none.
+        sends: costs by (actor of a stage, actor of the next stage), one entry for both directions; None if every send
+            is free. Consecutive virtual stages on one actor need no entry.
+        global_norm_s: time of a reduction over all actors that needs all gradients and that every update waits for
+            (such as global-norm clipping); None if there is none.
         keep_timeline: whether to return the timeline; without it the simulation is faster.
 
     Returns:

@@ -19,6 +19,7 @@ slow-link law speaks of. DAPPLE's policy PB is w = 2.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Action, ActorActions, Schedule, require_positive
@@ -73,15 +74,15 @@ def one_f_one_b(
 
 
 def default_windows(shares: Shares) -> tuple[int, ...]:
-    """The least windows that keep every group busy when shares are in proportion to speed.
+    """Windows for shares in proportion to speed: w_i = max(r_(i-1), r_i), r_i = ceil(m / smallest share of stage i).
 
-    While the group with the smallest share runs one microbatch, the others run the ceil(m / share) - 1 that come next.
+    While the group with the smallest share runs one microbatch, its stage runs r_i in all. A microbatch's way over
+    link (i-1, i) and back then takes r_(i-1) + r_i times the stages' time T per microbatch, so by the slow-link law
+    the period stays T iff w_i + 1 >= r_(i-1) + r_i, which this rule meets where either r is 1. It is a starting point,
+    not an optimum: stages of unequal groups in a row run faster with larger windows, at the price of memory.
     """
-    windows = []
-    for groups in shares:
-        microbatches = sum(map(len, groups))
-        windows.append(max(-(-microbatches // len(own)) for own in groups if own))
-    return tuple(windows)
+    rounds = [max(-(-sum(map(len, groups)) // len(own)) for own in groups if own) for groups in shares]
+    return (rounds[0], *(max(pair) for pair in pairwise(rounds)))
 
 
 def spread_shares(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:

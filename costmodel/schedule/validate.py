@@ -7,7 +7,7 @@ What an action needs, for stage s of p (virtual stages) and microbatch k:
 and after the action before it on the same actor. Sends never block: a schedule runs iff these have no cycle.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from costmodel.schedule.actions import Action, ActionKind, Actor, Schedule, require_positive
@@ -140,35 +140,34 @@ def dependency_order(schedule: Schedule, stages: int) -> DependencyOrder:
     return DependencyOrder(order=order, stuck=tuple(sorted(stuck, key=lambda entry: entry[:2])))
 
 
-def format_grid(schedule: Schedule, *, marks: Iterable[tuple[int, int]] = (), focus: tuple[int, int] = (0, 0)) -> str:
-    """Actors down, steps across; a large schedule is cut to the neighbourhood of `focus`.
+def format_grid(schedule: Schedule, marks: Sequence[tuple[int, int]] = ()) -> str:
+    """Actors down, steps across, the bad cells marked. A large schedule is cut to the neighbourhood of the marks.
 
     Args:
         schedule: the schedule to show.
-        marks: (index of the actor, step) of the bad cells, shown as ``>2F0<``; a step past the end marks an empty cell.
-        focus: (index of the actor, step) that must be in the picture.
+        marks: (index of the actor, step) of the bad cells, shown as ``>2F0<``; a step past the end is shown as ``>?<``.
     """
-    bad = set(marks)
-    longest = max(max((len(row.actions) for row in schedule.actions), default=0), focus[1] + 1)
-    columns = _around(focus[1], longest, _MOST_COLUMNS)
-    rows = _around(focus[0], len(schedule.actions), _MOST_ROWS)
-    labels = {index: str(schedule.actions[index].actor) for index in rows}
-    width = max(map(len, labels.values()))
-    cells = {
-        (index, step): _cell(schedule.actions[index].actions, step, (index, step) in bad)
-        for index in rows
-        for step in columns
-    }
-    cell_width = max(6, *map(len, cells.values()))
-    left, right = (columns.start > 0) * ".. ", (columns.stop < longest) * " .."
-    lines = [f"{'step':<{width}} | {left}" + "".join(f"{step:^{cell_width}}" for step in columns) + right]
+    steps = max((len(row.actions) for row in schedule.actions), default=0)
+    steps = max(steps, 1, *(step + 1 for _, step in marks)) if marks else max(steps, 1)
+    rows = _near([index for index, _ in marks], len(schedule.actions), _MOST_ROWS)
+    columns = _near([step for _, step in marks], steps, _MOST_COLUMNS)
+    table = [["step", *map(str, columns)]]
     for index in rows:
-        text = "".join(f"{cells[index, step]:^{cell_width}}" for step in columns)
-        lines.append(f"{labels[index]:<{width}} | {left}{text}{right}")
-    hidden = len(schedule.actions) - len(rows)
-    if hidden:
-        lines.append(f"({hidden} more actors)")
-    return "\n".join(line.rstrip() for line in lines)
+        actions = schedule.actions[index].actions
+        cells = [_cell(actions, step, (index, step) in marks) for step in columns]
+        table.append([str(schedule.actions[index].actor), *cells])
+    label_width = max(len(line[0]) for line in table)
+    cell_width = max(6, *(len(cell) for line in table for cell in line[1:]))
+    lines = []
+    for label, *cells in table:
+        text, before = "", -1
+        for step, cell in zip(columns, cells):
+            text += ".. " * (step != before + 1) + f"{cell:^{cell_width}}"
+            before = step
+        lines.append(f"{label:<{label_width}} | {text}{' ..' * (before != steps - 1)}".rstrip())
+    if len(rows) < len(schedule.actions):
+        lines.append(f"({len(schedule.actions) - len(rows)} more actors)")
+    return "\n".join(lines)
 
 
 def _missing(schedule: Schedule, stages: int) -> Iterator[ScheduleFinding]:
@@ -187,7 +186,7 @@ def _missing(schedule: Schedule, stages: int) -> Iterator[ScheduleFinding]:
             text = f"{Action(stage, kind, missing[0])} is missing: stage {stage} has no {kind} of "
             text += f"{len(missing)} of {schedule.microbatches} microbatches ({_some(missing)})"
             if stage not in homes:
-                yield _finding(schedule, "MP610", f"{text}; no actor runs stage {stage}", None)
+                yield _finding(schedule, "MP610", f"{text}; no actor runs stage {stage}")
                 continue
             index = homes[stage]
             rest = {Action(stage, other, missing[0]) for other in kinds}
@@ -246,25 +245,29 @@ def _misplaced(schedule: Schedule, stages: int) -> Iterator[ScheduleFinding]:
 
 
 def _deadlocked(schedule: Schedule, stages: int) -> Iterator[ScheduleFinding]:
-    stuck = dependency_order(schedule, stages).stuck
+    """The cycle of actors that wait for each other, out of all that cannot go on."""
+    stuck = {index: (step, awaited) for index, step, awaited in dependency_order(schedule, stages).stuck}
     if not stuck:
         return
-    waits = "; ".join(
-        f"{schedule.actions[index].actor} stops before {schedule.actions[index].actions[step]} (step {step}), "
-        f"which needs {awaited}"
-        for index, step, awaited in stuck[:_MOST_FINDINGS_PER_CODE]
-    )
-    bad = [(index, step) for index, step, _ in stuck]
-    yield _finding(schedule, "MP613", f"deadlock, {len(stuck)} actors wait for ever: {waits}", *bad)
+    homes = {action: index for index, _, action in _cells(schedule)}
+    path = [min(stuck)]
+    while (ahead := homes[stuck[path[-1]][1]]) not in path:
+        path.append(ahead)
+    cycle = path[path.index(ahead) :]
+    first = cycle.index(min(cycle))
+    cycle = cycle[first:] + cycle[:first]
+    waits = []
+    for index in cycle[:_MOST_ROWS]:
+        step, awaited = stuck[index]
+        row = schedule.actions[index]
+        waits.append(f"{row.actor} stops before {row.actions[step]} (step {step}), which needs {awaited}")
+    text = f"deadlock, {len(cycle)} of {len(stuck)} stopped actors wait for each other: {'; '.join(waits)}"
+    yield _finding(schedule, "MP613", text, *((index, stuck[index][0]) for index in cycle))
 
 
-def _finding(
-    schedule: Schedule, code: str, text: str, place: tuple[int, int] | None, *more: tuple[int, int]
-) -> ScheduleFinding:
-    marks = () if place is None else (place, *more)
-    grid = format_grid(schedule, marks=marks, focus=place or (0, 0))
-    actor = None if place is None else schedule.actions[place[0]].actor
-    return ScheduleFinding(code=code, message=f"{text}\n{grid}", actor=actor, step=place and place[1])
+def _finding(schedule: Schedule, code: str, text: str, *marks: tuple[int, int]) -> ScheduleFinding:
+    actor, step = (schedule.actions[marks[0][0]].actor, marks[0][1]) if marks else (None, None)
+    return ScheduleFinding(code=code, message=f"{text}\n{format_grid(schedule, marks)}", actor=actor, step=step)
 
 
 def _capped(findings: Iterator[ScheduleFinding]) -> list[ScheduleFinding]:
@@ -287,9 +290,20 @@ def _cell(actions: tuple[Action, ...], step: int, marked: bool) -> str:
     return f">{text or '?'}<" if marked else text
 
 
-def _around(middle: int, count: int, most: int) -> range:
-    start = max(0, min(middle - most // 2, count - most))
-    return range(start, min(count, start + most))
+def _near(points: list[int], count: int, most: int) -> list[int]:
+    """At most `most` of 0..count-1, in order: the points and their nearest neighbours; with no points the first."""
+    wanted = points or [0]
+    if count <= most:
+        return list(range(count))
+    near = dict.fromkeys(wanted[:most])
+    distance = 1
+    while len(near) < most:
+        for point in wanted:
+            for neighbour in (point - distance, point + distance):
+                if 0 <= neighbour < count and len(near) < most:
+                    near[neighbour] = None
+        distance += 1
+    return sorted(near)
 
 
 def _some(numbers: list[int]) -> str:

@@ -120,12 +120,21 @@ class _Flattener:
             else:
                 label = f"{self.prefix}{name}.{self.counts[name]}"
                 self.counts[name] += 1
+                if name == "scan":  # a loop's initial values are values, so that layers can hand them over
+                    args = [self._lift(a) for a in args]
                 results = [Value(label if i == 0 else f"{label}:{i}", v.aval) for i, v in enumerate(eqn.outvars)]
                 self.equations.append(
                     Equation(label, eqn.primitive, tuple(args), tuple(results), dict(eqn.params), jc.source_of(eqn), scopes)
                 )
             env.update((var, value) for var, value in zip(eqn.outvars, results, strict=True) if not jc.is_drop(var))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _lift(self, operand: Operand) -> Operand:
+        if isinstance(operand, Value):
+            return operand
+        value = Value(f"{self.prefix}const.{len(self.constants)}", operand.aval)
+        self.constants[value] = np.asarray(operand.value)
+        return value
 
 
 def flatten(closed: Any, input_names: list[str], prefix: str = "") -> Program:

@@ -8,6 +8,7 @@ import jax.extend.core as jex
 from jax import lax
 from jax._src import core as _core
 from jax._src import linear_util as _lu
+from jax._src.interpreters import ad as _ad
 from jax._src import source_info_util as _source_info
 from jax._src.lax.parallel import all_gather_invariant as _all_gather_invariant
 
@@ -41,8 +42,7 @@ def source_of(eqn: Any) -> str:
 
 def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Evaluates one equation's primitive; always a list of results."""
-    subfuns, bind_params = primitive.get_bind_params(params)
-    out = primitive.bind(*subfuns, *args, **bind_params)
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
 
 
@@ -51,25 +51,52 @@ def as_closed(jaxpr: Any) -> Any:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
-def custom_jvp_jaxpr(params: dict[str, Any]) -> Any:
-    """The user's jvp rule as a closed jaxpr of (primals, tangents) -> (primals out, tangents out), nothing zero."""
-    call = params["call_jaxpr"]
-    jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*(False,) * (len(call.in_avals) - params["num_consts"]))
-    if any(out_zeros):
-        raise NotImplementedError("a custom_jvp rule whose tangent is always zero")
-    return ClosedJaxpr(jaxpr, consts)
+def custom_jvp_jaxpr(params: dict[str, Any], zeros: tuple[bool, ...]) -> tuple[Any, tuple[bool, ...]]:
+    """The user's jvp rule as a closed jaxpr of (primals, nonzero tangents) -> (results, nonzero tangents of results).
+
+    Args:
+        zeros: for each primal (constants left out), whether its tangent is symbolically zero.
+
+    Returns:
+        the jaxpr, and for each result whether its tangent is symbolically zero.
+    """
+    jaxpr, consts, out_zeros = params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    return ClosedJaxpr(jaxpr, consts), tuple(out_zeros)
 
 
-def custom_vjp_forward(params: dict[str, Any]) -> tuple[Any, int]:
-    """The user's fwd as a closed jaxpr of args -> (residuals, outputs), and the number of residuals."""
+def custom_vjp_forward(params: dict[str, Any], moving: tuple[bool, ...]) -> tuple[Any, int]:
+    """The user's fwd as a closed jaxpr of args -> (residuals, outputs), and the number of residuals.
+
+    Args:
+        moving: for each argument (constants left out), whether it can have a cotangent.
+    """
     call = params["call_jaxpr"]
-    jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*(False,) * (len(call.in_avals) - params["num_consts"]))
-    return ClosedJaxpr(jaxpr, consts), len(jaxpr.outvars) - len(call.out_avals)
+    jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*moving)
+    _, res_tree, forwarded = params["out_trees"]()
+    made = res_tree.num_leaves - sum(f is not None for f in forwarded)
+
+    def whole(*args: Any) -> list[Any]:
+        outs = _core.eval_jaxpr(jaxpr, consts, *args)
+        own = iter(outs[:made])
+        return [*(next(own) if f is None else args[f] for f in forwarded), *outs[made:]]
+
+    avals = call.in_avals[params["num_consts"] :]
+    return jax.make_jaxpr(whole)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]), res_tree.num_leaves
 
 
 def custom_vjp_backward(params: dict[str, Any]) -> Callable[..., Any]:
     """The user's bwd on flat (residuals, cotangents) -> flat input cotangents."""
     return params["bwd"].call_wrapped
+
+
+def instantiate_zero(cotangent: Any) -> Any:
+    """A symbolic zero as an array; other values as they are."""
+    return _ad.instantiate_zeros(cotangent) if isinstance(cotangent, _ad.Zero) else cotangent
+
+
+def zero_tangent(primal: Any) -> Any:
+    """The zero tangent of a value (float0 for integers)."""
+    return _ad.instantiate_zeros(_ad.Zero.from_primal_value(primal))
 
 
 def is_key(dtype: Any) -> bool:

@@ -116,9 +116,7 @@ def causal_bias(seq: int) -> jax.Array:
     return (columns > rows).astype(jnp.float32) * MASKED
 
 
-def rotary_angles(
-    seq: int, rotary_dim: int, *, base: float, scaling: RopeScaling | None, dtype: jnp.dtype
-) -> Rotation:
+def rotary_angles(seq: int, rotary_dim: int, *, base: float, scaling: RopeScaling | None, dtype: jnp.dtype) -> Rotation:
     """Cosine and sine, each ``[s, rotary_dim / 2]``, from iotas: no table is a parameter or a captured constant."""
     half = rotary_dim // 2
     frequency = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-2.0 * float(np.log(base)) / rotary_dim))

@@ -19,6 +19,24 @@ def positive_integers(family: str, **dims: Any) -> None:
             )
 
 
+def booleans(family: str, **flags: Any) -> None:
+    """Every flag must be True or False, so that a word such as ``no`` does not count as true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(
+                "MP122", f"{family}: {name}={value!r} must be True or False", f"write {name}=True or False"
+            )
+
+
+def positive_numbers(family: str, **numbers: Any) -> None:
+    """Every number must be above 0."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InputError(
+                "MP122", f"{family}: {name}={value!r} must be a number above 0", f"leave out {name} for the default"
+            )
+
+
 def divides(family: str, part: str, parts: int, whole: str, size: int) -> None:
     """`size` must be a multiple of `parts`."""
     if size % parts:
@@ -39,10 +57,12 @@ def one_of(family: str, name: str, value: Any, legal: tuple[str, ...]) -> None:
         raise InputError("MP122", f"{family}: {name}={value!r} is not understood", f"use one of {', '.join(legal)}")
 
 
-def fraction(family: str, name: str, value: Any) -> None:
-    """`value` must be a number in ``[0, 1)``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InputError("MP122", f"{family}: {name}={value!r} must be in [0, 1)", f"{name}=0 turns it off")
+def fraction(family: str, name: str, value: Any, *, whole: bool = False) -> None:
+    """`value` must be a number in ``[0, 1)``, or in ``[0, 1]`` if the whole is legal."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1 or (value == 1 and not whole):
+        legal = "[0, 1]" if whole else "[0, 1)"
+        raise InputError("MP122", f"{family}: {name}={value!r} must be in {legal}", f"{name}=0 turns it off")
 
 
 def within(family: str, name: str, value: int, limit_name: str, limit: int) -> None:

@@ -1,7 +1,7 @@
 """Building blocks that every model family shares: norms, activations, embedding, dense layers, losses.
 
-All are pure functions. Weights are float32 masters and are cast to the compute dtype where they are used; norms, softmax
-and losses run in float32. Shapes in docstrings: b batch, s sequence, h hidden, f feed-forward, v vocabulary.
+All are pure functions. Weights are float32 masters, cast to the compute dtype where they are used; norms, softmax and
+losses run in float32. Shapes in docstrings: b batch, s sequence, h hidden, f feed-forward, v vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ def softmax(scores: jax.Array) -> jax.Array:
 
 
 def embed(table: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Rows of `table` ``[v, h]`` at `ids` ``[b, s]``, cast after the lookup so that no cast copy of the table is made."""
+    """Rows of `table` ``[v, h]`` at `ids` ``[b, s]``, cast after the lookup: no cast copy of the table is made."""
     # Plain indexing would add a comparison, an addition and a select for negative ids, which no batch of ours has.
     return table.at[ids].get(mode="clip", wrap_negative_indices=False).astype(dtype)
 
@@ -79,7 +79,7 @@ def mlp_shapes(*lead: int, hidden: int, ffn: int, bias: bool, gated: bool) -> di
 
 
 def mlp(x: jax.Array, params: Params, activation: str) -> jax.Array:
-    """``down(act(up x))``, or ``down(act(gate x) * up x)`` where the weights have a gate: ``[b, s, h] -> [b, s, h]``."""
+    """``down(act(up x))``, or ``down(act(gate x) * up x)`` if the weights have a gate: ``[b, s, h] -> [b, s, h]``."""
     act = ACTIVATIONS[activation]
     inner = jnp.einsum("bsh,hf->bsf", x, params["up"].astype(x.dtype))
     if "up_bias" in params:
@@ -108,9 +108,9 @@ def vocabulary_logits(x: jax.Array, params: Params) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """``logsumexp(logits) - logits[label]`` in float32: ``[..., v], [...] -> [...]``."""
+    """``logsumexp(logits) - logits[label]`` in float32: ``[..., v], [...] -> [...]``; labels must be in ``[0, v)``."""
     wide = logits.astype(jnp.float32)
     shifted = wide - lax.stop_gradient(jnp.max(wide, -1, keepdims=True))
     log_normaliser = jnp.log(jnp.sum(jnp.exp(shifted), -1))
-    picked = jnp.take_along_axis(shifted, labels[..., None], axis=-1, mode="clip")
+    picked = jnp.take_along_axis(shifted, labels[..., None], axis=-1, mode="promise_in_bounds")
     return log_normaliser - jnp.squeeze(picked, -1)

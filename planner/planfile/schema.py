@@ -17,12 +17,12 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Base of every record on disk."""
 
 
-class MeshAxis(Document):
+class MeshAxis(Document, frozen=True):
     name: str
     size: int
 
 
-class ParameterPlan(Document):
+class ParameterPlan(Document, frozen=True):
     """Where one parameter lives on one stage group.
 
     The three specs have one entry a tensor dim: the names of the mesh axes that split it, major to minor.
@@ -48,7 +48,7 @@ class ParameterPlan(Document):
     trained: bool = True
 
 
-class ValuePlan(Document):
+class ValuePlan(Document, frozen=True):
     """Spec of a value that crosses blocks: per dim the axes that split it, and the axes over which it is varying
     (equal values, summed cotangent) or partial (a pending sum)."""
 
@@ -57,7 +57,7 @@ class ValuePlan(Document):
     partial: tuple[str, ...] = ()
 
 
-class BlockStrategy(Document):
+class BlockStrategy(Document, frozen=True):
     """How the ops of one block class are split on one group.
 
     Attributes:
@@ -76,7 +76,7 @@ class BlockStrategy(Document):
     remat: Literal["none", "full"] = "none"
 
 
-class MemoryPlan(Document):
+class MemoryPlan(Document, frozen=True):
     """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's."""
 
     parameters_bytes: int
@@ -92,7 +92,7 @@ class MemoryPlan(Document):
     saved_per_microbatch_bytes: int
 
 
-class TimePlan(Document):
+class TimePlan(Document, frozen=True):
     """Predicted seconds of one stage group: per microbatch, and once a step. Communication is part of each."""
 
     forward_s: float
@@ -105,7 +105,7 @@ class TimePlan(Document):
     collectives: dict[str, int]  # "forward all_gather data" -> count a microbatch
 
 
-class GroupPlan(Document):
+class GroupPlan(Document, frozen=True):
     """Devices of one kind that run a stage for a share of its microbatches."""
 
     name: str
@@ -119,7 +119,7 @@ class GroupPlan(Document):
     time: TimePlan
 
 
-class StagePlan(Document):
+class StagePlan(Document, frozen=True):
     """A contiguous range of blocks. `blocks` lists runs of names: ``embedding``, ``layers[0:12]``, ``head``."""
 
     blocks: tuple[str, ...]
@@ -127,7 +127,7 @@ class StagePlan(Document):
     groups: tuple[GroupPlan, ...]
 
 
-class Transfer(Document):
+class Transfer(Document, frozen=True):
     """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one."""
 
     from_stage: int
@@ -138,7 +138,7 @@ class Transfer(Document):
     time_s: float
 
 
-class TiedParameter(Document):
+class TiedParameter(Document, frozen=True):
     """A parameter that several stages read: the owner updates it, the others send it their gradient."""
 
     path: str
@@ -147,7 +147,7 @@ class TiedParameter(Document):
     bytes: int
 
 
-class ActorPlan(Document):
+class ActorPlan(Document, frozen=True):
     """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``."""
 
     stage: int
@@ -155,13 +155,13 @@ class ActorPlan(Document):
     actions: str
 
 
-class SchedulePlan(Document):
+class SchedulePlan(Document, frozen=True):
     name: str
     microbatches: int
     actors: tuple[ActorPlan, ...]
 
 
-class Prediction(Document):
+class Prediction(Document, frozen=True):
     """The step time and what it is made of, on the stage that ends last: compute + exposed + bubble + optimizer."""
 
     step_time_s: float
@@ -178,7 +178,7 @@ class Prediction(Document):
     provenance: dict[str, str]  # figure -> measured | interpolated | compiled | fitted | datasheet | assumed
 
 
-class Certificate(Document):
+class Certificate(Document, frozen=True):
     """How good the plan is proven to be.
 
     Attributes:
@@ -198,7 +198,7 @@ class Certificate(Document):
     limit_fired: bool
 
 
-class BaselinePlan(Document):
+class BaselinePlan(Document, frozen=True):
     """A hand-written configuration, scored by the same model."""
 
     name: str
@@ -209,7 +209,7 @@ class BaselinePlan(Document):
     reason: str = ""
 
 
-class Finding(Document):
+class Finding(Document, frozen=True):
     """Something the user should know: a stable code, a message and what to do."""
 
     code: str
@@ -219,7 +219,9 @@ class Finding(Document):
     where: str = ""
 
 
-class ModelRecord(Document):
+class ModelRecord(Document, frozen=True):
+    """The model as captured. `parameter_shapes` has every parameter's whole shape by path, to name what changed."""
+
     name: str
     fingerprint: str
     reduction: str
@@ -229,16 +231,17 @@ class ModelRecord(Document):
     block_count: int
     spec: str | None = None  # what --model was given, so that `run` can find the task again
     sequence: int | None = None
+    parameter_shapes: dict[str, tuple[int, ...]] = {}
 
 
-class ClusterRecord(Document):
+class ClusterRecord(Document, frozen=True):
     name: str
     fingerprint: str
     devices: int
     kinds: dict[str, int]
 
 
-class Plan(Document):
+class Plan(Document, frozen=True):
     schema_version: int
     name: str
     model: ModelRecord

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from costmodel.graph import Dims, Factor, Op, Work
-from costmodel.sharding import Strategy, local_shape, operand_spec, result_spec
+from costmodel.sharding import REPLICATED, Strategy, local_shape, operand_spec, result_spec
 from planner.frontend import jax_compat as jc
-from planner.frontend.flat import Equation
+from planner.frontend.flat import Constant, Equation
 
 Residual = int  # i >= 0: operand i; ~j (negative): result j
 
@@ -133,3 +133,28 @@ def factors_of(shape: Sequence[int], names: str = "") -> tuple[Factor, ...]:
 
 def elements(shape: Sequence[int]) -> float:
     return float(math.prod(shape))
+
+
+def rule_for(primitive: str) -> Rule:
+    """The rule registered for a primitive, or the fallback that keeps it whole."""
+    return REGISTRY.get(primitive) or REGISTRY["unknown"]
+
+
+def run_on_shards(eqn: Equation, rule: Rule, place: Placement, args: Sequence[Any]) -> list[Any]:
+    """Runs an equation on one device's shards; the results have the types that `result_spec` states.
+
+    Raw primitives ask for equal types of all operands. By the meaning of a strategy all tensors vary over the axes that
+    it does not replicate; constants, and results made from nothing (iota), are marked so here.
+    """
+    axes = place.split_axes()
+    typed = [
+        jnp.asarray(arg, operand.aval.dtype) if isinstance(operand, Constant) and not jc.is_key(operand.aval.dtype) else arg
+        for operand, arg in zip(eqn.inputs, args, strict=True)
+    ]
+    marked = [jc.to_varying(arg, axes) for arg in typed]
+    results = rule.local(eqn, place, marked)
+    out = []
+    for position, result in enumerate(results):
+        codes = zip(place.axis_names, result_spec(place.op, position, place.strategy), strict=True)
+        out.append(jc.to_varying(result, tuple(name for name, code in codes if code != REPLICATED)))
+    return out

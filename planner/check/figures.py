@@ -1,0 +1,134 @@
+"""Whether a plan's predicted figures can be true: memory within limits, sums that add up, bounds below times."""
+
+import math
+from collections.abc import Iterator
+
+from costmodel.cluster import Cluster
+from costmodel.units import format_bytes, format_seconds
+from planner.check.finding import finding, group_label, group_path, some
+from planner.check.placement import groups_of
+from planner.planfile.schema import Finding, MemoryPlan, Plan
+
+MEMORY_ITEMS = ("parameters", "gradients", "optimizer", "saved", "transient", "buffers", "reserve")
+ROUNDING = 1e-6
+
+
+def memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP620, with the largest items; the limit is the plan's or, if smaller, that of the cluster's device."""
+    for stage, group, record in groups_of(plan):
+        memory, limit, source = record.memory, record.memory.limit_bytes, "the plan's limit"
+        for device in (cluster.device_by_id[name] for name in record.devices if name in cluster.device_by_id):
+            if device.kind.memory_bytes < limit:
+                limit, source = device.kind.memory_bytes, f"the memory of {device.kind.name}"
+        if memory.total_bytes <= limit:
+            continue
+        over = format_bytes(memory.total_bytes - limit)
+        message = f"{group_label(plan, stage, group)} needs {format_bytes(memory.total_bytes)} a device, {source} is "
+        message += f"{format_bytes(limit)}: {over} too much ({_largest(memory)})"
+        hint = "plan again for this cluster: more stages or devices, a smaller microbatch, or remat"
+        yield finding("MP620", group_path(stage, group, "memory.total_bytes"), message, hint)
+
+
+def memory_adds_up(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP621."""
+    for stage, group, record in groups_of(plan):
+        memory, label = record.memory, group_label(plan, stage, group)
+        items = {name: getattr(memory, f"{name}_bytes") for name in MEMORY_ITEMS}
+        where = group_path(stage, group, "memory")
+        negative = [name for name, count in items.items() if count < 0]
+        if negative:
+            yield finding("MP621", where, f"{label}: negative memory for {some(negative)}")
+        elif sum(items.values()) != memory.total_bytes:
+            message = f"{label}: items of memory add up to {sum(items.values())} bytes, "
+            message += f"total_bytes is {memory.total_bytes}"
+            yield finding("MP621", f"{where}.total_bytes", message)
+    worst = max((record.memory.total_bytes for _, _, record in groups_of(plan)), default=0)
+    if plan.stages and plan.prediction.peak_memory_bytes != worst:
+        message = f"peak_memory_bytes is {plan.prediction.peak_memory_bytes}, the worst group needs {worst}"
+        yield finding("MP621", "prediction.peak_memory_bytes", message)
+
+
+def tied_owned(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP624."""
+    for at, tie in enumerate(plan.tied):
+        where = f"tied[{at}]"
+        stages = (tie.owner_stage, *tie.other_stages)
+        outside = [str(stage) for stage in stages if not 0 <= stage < len(plan.stages)]
+        if outside:
+            message = f"tied parameter {tie.path} names stage {some(outside)} of {len(plan.stages)} stages"
+            yield finding("MP624", where, message)
+            continue
+        if not tie.other_stages or len(set(stages)) < len(stages):
+            message = f"tied parameter {tie.path} is owned by stage {tie.owner_stage} and read by "
+            message += f"{list(tie.other_stages)}"
+            yield finding("MP624", where, message, "the owner and the readers are different stages")
+        for stage in sorted(set(stages)):
+            if not all(any(p.path == tie.path for p in group.parameters) for group in plan.stages[stage].groups):
+                role = "owner" if stage == tie.owner_stage else "reader"
+                message = f"the {role} of tied parameter {tie.path}, stage {stage}, does not hold it"
+                yield finding("MP624", where, message)
+    tied = {tie.path for tie in plan.tied}
+    for path, stages in _shared_unstacked(plan).items():
+        if path not in tied:
+            message = f"parameter {path} is held by stages {some([str(s) for s in stages])} and has no owner"
+            hint = "a parameter that several stages read has one owner, who updates it"
+            yield finding("MP624", "tied", message, hint)
+
+
+def _shared_unstacked(plan: Plan) -> dict[str, list[int]]:
+    """Parameters that several stages hold whole, by the model's recorded shapes."""
+    holders: dict[str, list[int]] = {}
+    for at, stage in enumerate(plan.stages):
+        for parameter in stage.groups[0].parameters if stage.groups else ():
+            if parameter.shape == plan.model.parameter_shapes.get(parameter.path) and parameter.trained:
+                holders.setdefault(parameter.path, []).append(at)
+    return {path: stages for path, stages in holders.items() if len(stages) > 1}
+
+
+def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP625."""
+    prediction = plan.prediction
+    positive = {"step_time_s": prediction.step_time_s, "compute_s": prediction.compute_s}
+    positive |= {"examples_per_s": prediction.examples_per_s, "model_flops": prediction.model_flops}
+    positive |= {"tokens_per_s": prediction.tokens_per_s, "mfu": prediction.mfu}
+    for name, value in positive.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            message = f"{name} is {value}, it must be finite and above 0"
+            yield finding("MP625", f"prediction.{name}", message)
+    if prediction.mfu is not None and prediction.mfu > 1:
+        yield finding("MP625", "prediction.mfu", f"mfu is {prediction.mfu:.3g}: above the devices' peak rate")
+    others = {"bubble_s": prediction.bubble_s, "optimizer_s": prediction.optimizer_s}
+    others |= {f"exposed_communication_s.{kind}": time_s for kind, time_s in prediction.exposed_communication_s.items()}
+    for name, value in others.items():
+        if not (math.isfinite(value) and value >= 0):
+            yield finding("MP625", f"prediction.{name}", f"{name} is {value}, it must be finite and not negative")
+    for stage, group, record in groups_of(plan):
+        for name in ("forward_s", "backward_s", "once_s"):
+            value = getattr(record.time, name)
+            if not (math.isfinite(value) and value >= 0):
+                message = f"{group_label(plan, stage, group)}: {name} is {value}, it must be finite and not negative"
+                yield finding("MP625", group_path(stage, group, f"time.{name}"), message)
+
+
+def certificate_consistent(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP626: bounds are positive and not above the time; gaps follow from them."""
+    certificate, step_s = plan.certificate, plan.prediction.step_time_s
+    bounds = (
+        ("lower_bound_s", certificate.lower_bound_s, "gap", certificate.gap),
+        ("hardware_bound_s", certificate.hardware_bound_s, "hardware_gap", certificate.hardware_gap),
+    )
+    for name, bound_s, gap_name, gap in bounds:
+        if not (math.isfinite(bound_s) and bound_s >= 0):
+            yield finding("MP626", f"certificate.{name}", f"{name} is {bound_s}, it must be finite and not negative")
+        elif bound_s > step_s * (1 + ROUNDING):
+            message = f"{name} is {format_seconds(bound_s)}, above the predicted step time {format_seconds(step_s)}"
+            hint = "a bound above the plan proves nothing; please report it"
+            yield finding("MP626", f"certificate.{name}", message, hint)
+        elif step_s > 0 and not abs(gap - (1 - bound_s / step_s)) <= 1e-4:
+            message = f"{gap_name} is {gap:.4f}, but 1 - {name} / step_time_s is {1 - bound_s / step_s:.4f}"
+            yield finding("MP626", f"certificate.{gap_name}", message)
+
+
+def _largest(memory: MemoryPlan) -> str:
+    items = sorted(((getattr(memory, f"{name}_bytes"), name) for name in MEMORY_ITEMS), reverse=True)
+    return ", ".join(f"{name} {format_bytes(count)}" for count, name in items[:3] if count)

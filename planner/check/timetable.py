@@ -1,0 +1,70 @@
+"""Whether a plan's schedule is complete, can run, and is that of the plan's groups."""
+
+from collections.abc import Iterator
+
+from costmodel.cluster import Cluster
+from costmodel.errors import InputError
+from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
+from costmodel.schedule.validate import in_flight, validate_schedule
+from planner.check.finding import finding, group_label, group_path
+from planner.planfile.schema import Finding, Plan
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule that the plan writes as text. Raises InputError (MP140 to MP143) if it cannot be read."""
+    return Schedule(
+        name=plan.schedule.name,
+        microbatches=plan.schedule.microbatches,
+        actions=tuple(
+            ActorActions(
+                stage=actor.stage,
+                group=actor.group,
+                actions=parse_actions(actor.actions, where=f"schedule.actors[{at}]"),
+            )
+            for at, actor in enumerate(plan.schedule.actors)
+        ),
+    )
+
+
+def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP610 to MP614 as the schedule's own validator finds them, MP615 and MP622 for what ties it to the plan."""
+    try:
+        schedule = schedule_of(plan)
+    except InputError as error:
+        yield finding("MP615", "schedule.actors", f"{error.code}: {error.message}", error.hint)
+        return
+    if schedule.microbatches != plan.microbatches:
+        message = f"the schedule is for {schedule.microbatches} microbatches, the plan has {plan.microbatches}"
+        yield finding("MP615", "schedule.microbatches", message)
+        return
+    groups = {(at, group) for at, stage in enumerate(plan.stages) for group in range(len(stage.groups))}
+    actors = set(schedule.actors)
+    for stage, group in sorted(groups - actors):
+        message = f"{group_label(plan, stage, group)} has no action list in the schedule"
+        yield finding("MP615", "schedule.actors", message)
+    for at, actor in enumerate(schedule.actors):
+        if actor not in groups:
+            message = f"the schedule names {actor}, which the plan does not have"
+            yield finding("MP615", f"schedule.actors[{at}]", message)
+    if groups != actors:
+        return
+    virtual = max(len(plan.stages), schedule.stages)
+    order = {actor: at for at, actor in enumerate(schedule.actors)}
+    bad = validate_schedule(schedule, virtual)
+    for entry in bad:
+        where = "schedule.actors" if entry.actor is None else f"schedule.actors[{order[entry.actor]}].actions"
+        yield finding(entry.code, where, entry.message)
+    if bad:
+        return
+    peaks = in_flight(schedule)
+    for at, row in enumerate(schedule.actions):
+        record = plan.stages[row.stage].groups[row.group]
+        label = group_label(plan, row.stage, row.group)
+        own, run = set(record.microbatches), {action.microbatch for action in row.actions}
+        if own != run:
+            message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
+            yield finding("MP615", f"schedule.actors[{at}].actions", message)
+        if record.memory.in_flight < peaks[row.actor]:
+            message = f"{label}: memory is counted for {record.memory.in_flight} microbatches in flight, the schedule "
+            message += f"holds {peaks[row.actor]}"
+            yield finding("MP622", group_path(row.stage, row.group, "memory.in_flight"), message, "plan again")

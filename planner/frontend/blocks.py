@@ -1,0 +1,234 @@
+"""Cutting a program into blocks, and finding equal ones.
+
+A **block class** is a program under names of its own, with its ops; equal blocks share one by canonical hash. A scan
+over stacked layers is a run of one class. In a straight program cuts go where the live set is narrow; repeats of the
+pieces between cuts become runs, what stands before and after stays apart (embedding, head, loss).
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from costmodel.graph import Op, Role, Tensor
+from planner.frontend import jax_compat as jc
+from planner.frontend.flat import Constant, Equation, Operand, Program, Value
+from planner.frontend.ops import op_from_equation, rule_for
+
+
+@dataclass(frozen=True, eq=False)
+class BlockClass:
+    """Equal blocks share this.
+
+    Attributes:
+        program: the equations, inputs ``in.0``, ``in.1``, ... and values named after their equation.
+        tensors: every value by name. Roles of inputs as in the blocks.
+    """
+
+    key: str
+    program: Program
+    ops: dict[str, Op]
+    tensors: dict[str, Tensor]
+
+    @property
+    def flops(self) -> float:
+        return sum(op.flops for op in self.ops.values())
+
+
+def describe_param(value: Any) -> str:
+    """Stable text of an equation parameter: no object identities, no generated names."""
+    if isinstance(value, (jc.ClosedJaxpr, jc.Jaxpr)):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(describe_param(v) for v in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{describe_param(v)}" for k, v in sorted(value.items(), key=lambda kv: str(kv[0]))) + "}"
+    if jc.wrapped_fun(value) or callable(value):
+        return getattr(value, "__name__", type(value).__name__)
+    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    text = str(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def make_class(
+    equations: Sequence[Equation],
+    inputs: Sequence[Value],
+    outputs: Sequence[Operand],
+    roles: Sequence[Role],
+    needs_grad: Callable[[Value], bool],
+    cache: dict[str, BlockClass],
+    constants: dict[Value, Any] | None = None,
+) -> BlockClass:
+    """The class of a block, from `cache` where an equal one exists."""
+    renamed: dict[Value, Value] = {v: Value(f"in.{i}", v.aval) for i, v in enumerate(inputs)}
+    counts: dict[str, int] = {}
+    scopes: dict[int, int] = {}
+    digest = hashlib.sha256()
+    body: list[Equation] = []
+    held: dict[Value, Any] = {}
+    for i, (value, array) in enumerate((constants or {}).items()):
+        renamed[value] = Value(f"const.{i}", value.aval)
+        held[renamed[value]] = array
+        digest.update(f"const {describe_param(array)};".encode())
+    for v, role in zip(inputs, roles, strict=True):
+        digest.update(f"in {v.aval.str_short()} {role} {needs_grad(v)};".encode())
+
+    def operand(o: Operand) -> Operand:
+        return renamed[o] if isinstance(o, Value) else o
+
+    def text(o: Operand) -> str:
+        return renamed[o].name if isinstance(o, Value) else f"{describe_param(o.value)}:{o.aval.str_short()}"
+
+    for equation in equations:
+        kind = equation.primitive.name
+        name = f"{kind}.{counts.get(kind, 0)}"
+        counts[kind] = counts.get(kind, 0) + 1
+        for i, v in enumerate(equation.outputs):
+            renamed[v] = Value(name if i == 0 else f"{name}:{i}", v.aval)
+        for scope in equation.scopes:
+            scopes.setdefault(scope.index, len(scopes))
+        args = tuple(operand(o) for o in equation.inputs)
+        digest.update(
+            f"{name} {[text(o) for o in equation.inputs]} {describe_param(equation.params)} "
+            f"{[v.aval.str_short() + str(needs_grad(v)) for v in equation.outputs]} {[scopes[s.index] for s in equation.scopes]};".encode()
+        )
+        body.append(replace(equation, name=name, inputs=args, outputs=tuple(renamed[v] for v in equation.outputs)))
+    digest.update(f"out {[text(o) for o in outputs]}".encode())
+    key = digest.hexdigest()[:16]
+    if key in cache:
+        return cache[key]
+    grads = {new.name for old, new in renamed.items() if needs_grad(old)}
+    role_of = {f"in.{i}": role for i, role in enumerate(roles)}
+    tensors = {
+        v.name: Tensor(v.name, v.shape, str(v.aval.dtype), jc.itemsize(v.aval.dtype), role_of.get(v.name, "const" if v in held else "activation"), v.name in grads)
+        for v in renamed.values()
+    }
+    ops = {e.name: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in grads) for e in body}
+    program = Program(tuple(renamed[v] for v in inputs), tuple(body), tuple(operand(o) for o in outputs), held)
+    cache[key] = BlockClass(key, program, ops, tensors)
+    return cache[key]
+
+
+def interface(
+    equations: Sequence[Equation], later: set[Value], constants: dict[Value, Any]
+) -> tuple[list[Value], list[Value], dict[Value, Any]]:
+    """Inputs (in order of first use), outputs (in order of definition) and captured arrays of a piece of a program."""
+    made: dict[Value, None] = {}
+    inputs: dict[Value, None] = {}
+    held: dict[Value, Any] = {}
+    for equation in equations:
+        for o in equation.inputs:
+            if isinstance(o, Value) and o not in made:
+                if o in constants:
+                    held[o] = constants[o]
+                else:
+                    inputs[o] = None
+        made.update(dict.fromkeys(equation.outputs))
+    return list(inputs), [v for v in made if v in later], held
+
+
+def piece_hash(equations: Sequence[Equation], roles: Callable[[Value], str]) -> str:
+    """Hash of a piece of a program up to names: equal pieces may be blocks of one class."""
+    digest = hashlib.sha256()
+    local: dict[Value, str] = {}
+    for equation in equations:
+        args = []
+        for o in equation.inputs:
+            if isinstance(o, Constant):
+                args.append(describe_param(o.value))
+            else:
+                args.append(local.setdefault(o, f"{roles(o)}{len(local)}{o.aval.str_short()}"))
+        for v in equation.outputs:
+            local[v] = f"v{len(local)}"
+        digest.update(f"{equation.primitive.name}{args}{describe_param(equation.params)};".encode())
+    return digest.hexdigest()
+
+
+def narrow_cuts(equations: Sequence[Equation], outside: set[Value], needs_grad: Callable[[Value], bool]) -> list[int]:
+    """Positions between equations where one differentiable activation is live (the fewest, if never one)."""
+    last: dict[Value, int] = {}
+    for i, equation in enumerate(equations):
+        for o in equation.inputs:
+            if isinstance(o, Value):
+                last[o] = i
+    change = np.zeros(len(equations) + 1, dtype=np.int64)
+    for i, equation in enumerate(equations):
+        for v in equation.outputs:
+            if needs_grad(v):
+                end = len(equations) if v in outside else last.get(v, i)
+                change[i + 1] += 1
+                if end + 1 <= len(equations):
+                    change[end + 1] -= 1
+    live = np.cumsum(change)[1:-1] if len(equations) > 1 else np.zeros(0, dtype=np.int64)
+    positive = live[live > 0]
+    if not len(positive):
+        return []
+    return [int(p) + 1 for p in np.flatnonzero(live == positive.min())]
+
+
+def repeats(ids: np.ndarray, weight: np.ndarray) -> tuple[int, int, int] | None:
+    """The repetition that covers most weight: (start, period, count), or None where nothing repeats."""
+    best: tuple[float, int, tuple[int, int, int]] | None = None
+    total = np.concatenate([[0.0], np.cumsum(weight)])
+    for period in range(1, len(ids) // 2 + 1):
+        same = np.concatenate([[False], ids[:-period] == ids[period:], [False]])
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            count = (int(end - start) + period) // period
+            if count >= 2:
+                covered = float(total[start + period * count] - total[start])
+                if best is None or covered > best[0] * 1.001:
+                    best = (covered, period, (int(start), period, count))
+    return best[2] if best else None
+
+
+def segment(
+    equations: Sequence[Equation], flops: Sequence[float], outside: set[Value], roles: Callable[[Value], str],
+    needs_grad: Callable[[Value], bool], pieces: int = 16,
+) -> list[tuple[int, int, int]]:
+    """Blocks of a straight program as (start, end, run number); run -1 for blocks that do not repeat.
+
+    Cuts are narrow places; runs of equal pieces come first, the rest is cut into at most about `pieces` parts of like
+    work.
+    """
+    cuts = [0, *narrow_cuts(equations, outside, needs_grad), len(equations)]
+    atoms = [(a, b) for a, b in zip(cuts, cuts[1:]) if b > a]
+    names: dict[str, int] = {}
+    ids = np.array([names.setdefault(piece_hash(equations[a:b], roles), len(names)) for a, b in atoms])
+    weight = np.array([sum(flops[a:b]) for a, b in atoms])
+    total = float(weight.sum()) or 1.0
+    blocks: list[tuple[int, int, int]] = []
+    runs = 0
+
+    def rest(lo: int, hi: int) -> None:
+        """Atoms lo..hi do not repeat: join neighbours into parts of about total / pieces."""
+        start, held = lo, 0.0
+        for i in range(lo, hi):
+            held += weight[i]
+            if held >= total / pieces or i == hi - 1:
+                blocks.append((atoms[start][0], atoms[i][1], -1))
+                start, held = i + 1, 0.0
+
+    def split(lo: int, hi: int) -> None:
+        nonlocal runs
+        found = repeats(ids[lo:hi], weight[lo:hi]) if hi - lo >= 2 else None
+        if found is None:
+            return rest(lo, hi)
+        start, period, count = lo + found[0], found[1], found[2]
+        if weight[start : start + period * count].sum() < 0.02 * total:
+            return rest(lo, hi)
+        split(lo, start)
+        run, runs = runs, runs + 1
+        for k in range(count):
+            first = start + k * period
+            blocks.append((atoms[first][0], atoms[first + period - 1][1], run))
+        split(start + period * count, hi)
+        return None
+
+    if atoms:
+        split(0, len(atoms))
+    return blocks

@@ -1,0 +1,89 @@
+"""From an equation and its rule to the `Op` that the planner prices."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from costmodel.graph import Factor, Op
+from planner.frontend.flat import Equation, Operand, Value
+from planner.frontend.rules.base import Factorisation, Rule, rule_for, run_on_shards
+
+__all__ = ["op_from_equation", "op_key", "rule_for", "run_on_shards"]
+
+_SHORT_DTYPES = {"float": "f", "bfloat": "bf", "uint": "u", "int": "i", "complex": "c", "bool": "b1"}
+
+
+def op_from_equation(
+    eqn: Equation, rule: Rule, needs_grad: Callable[[Value], bool], facts: Factorisation | None = None
+) -> Op:
+    """The op of one equation.
+
+    Args:
+        needs_grad: whether a cotangent reaches a value.
+        facts: what ``rule.factorise(eqn)`` returned, where the caller has it already.
+    """
+    facts = facts or rule.factorise(eqn)
+    wanted = [i for i, operand in enumerate(eqn.inputs) if isinstance(operand, Value) and needs_grad(operand)]
+    return Op(
+        name=eqn.name,
+        primitive=eqn.primitive.name,
+        inputs=tuple(operand.name if isinstance(operand, Value) else "" for operand in eqn.inputs),
+        outputs=tuple(value.name for value in eqn.outputs),
+        factors=_usable_factors(eqn, facts, needs_grad),
+        in_dims=facts.in_dims,
+        out_dims=facts.out_dims,
+        # A constant is whole on every device: it cannot be one of the summands.
+        linear=tuple(s for s in facts.linear if all(isinstance(eqn.inputs[i], Value) for i in s)),
+        flops=facts.flops,
+        backward_flops=facts.flops * len(wanted),
+        saves=_saved_names(eqn, facts, wanted),
+        work=facts.work,
+        fuses=facts.fuses,
+        source=eqn.source,
+        known=getattr(rule, "known", True),
+        key=op_key(eqn),
+        scope=eqn.scopes[-1].index if eqn.scopes else -1,
+    )
+
+
+def _usable_factors(eqn: Equation, facts: Factorisation, needs_grad: Callable[[Value], bool]) -> tuple[Factor, ...]:
+    """An all-reduced maximum has no derivative: where a result that lacks the factor needs one, it does not split."""
+
+    def reduced_with_gradient(index: int) -> bool:
+        results = zip(eqn.outputs, facts.out_dims, strict=True)
+        return any(needs_grad(value) and all(index not in parts for parts in dims) for value, dims in results)
+
+    reason = "a gradient crosses the result of an all-reduced maximum"
+    return tuple(
+        replace(factor, combine="none", splits=False, reason=reason)
+        if factor.combine == "max" and reduced_with_gradient(index)
+        else factor
+        for index, factor in enumerate(facts.factors)
+    )
+
+
+def _saved_names(eqn: Equation, facts: Factorisation, wanted: Sequence[int]) -> tuple[str, ...]:
+    """Names of the tensors that the cotangent rules of the `wanted` operands read, each once, in order."""
+    names: dict[str, None] = {}
+    for position in wanted:
+        for residual in facts.residuals[position] if position < len(facts.residuals) else ():
+            source: Operand = eqn.inputs[residual] if residual >= 0 else eqn.outputs[~residual]
+            if isinstance(source, Value):
+                names[source.name] = None
+    return tuple(names)
+
+
+def _short(aval: Any) -> str:
+    """``f32[8,16]``."""
+    name = str(aval.dtype)
+    for word, short in _SHORT_DTYPES.items():
+        if name.startswith(word):
+            name = short + name[len(word) :]
+            break
+    return f"{name}[{','.join(map(str, aval.shape))}]"
+
+
+def op_key(eqn: Equation) -> str:
+    """Key into a profile's op table: ``dot_general f32[8,16] f32[16,4] -> f32[8,4]``."""
+    operands = " ".join(_short(operand.aval) for operand in eqn.inputs)
+    return f"{eqn.primitive.name} {operands} -> {' '.join(_short(value.aval) for value in eqn.outputs)}"

@@ -1,0 +1,15 @@
+"""What each JAX primitive's loop dims are, what it costs and how it runs on shards. Importing fills the registry."""
+
+from planner.frontend.rules import (  # noqa: F401
+    contraction,
+    convolution,
+    elementwise,
+    indexing,
+    linear_algebra,
+    ordering,
+    randomness,
+    reduction,
+    structure,
+    unknown,
+    windows,
+)

@@ -1,0 +1,168 @@
+"""The interpreter: a captured program walked with one device's shards, every planned cast written as its collective.
+
+It runs inside a fully manual ``jax.shard_map``; JAX differentiates what it writes, so the backward collectives are the
+transposes that `costmodel.sharding` prices. A value is cast once for each spec that its consumers need.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from costmodel.errors import LoweringError
+from costmodel.graph import Op
+from costmodel.sharding import REPLICATED, Spec, Strategy, cast, operand_spec, result_spec
+from planner.frontend import jax_compat as jc
+from planner.frontend.flat import Constant, Equation, Program, Value
+from planner.frontend.rules.base import Placement, rule_for, run_on_shards
+from planner.lowering.casts import apply_cast
+
+Versions = dict[Spec, Any]  # the same value in every spec that it was cast to so far
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalProgram:
+    """One device's program.
+
+    Attributes:
+        strategies: op name -> strategy; ops left out are replicated on every axis.
+        regather: names of inputs (parameters) that are stored split and gathered by their ops: the gathered value is
+            not kept for the backward pass but gathered again.
+    """
+
+    program: Program
+    ops: Mapping[str, Op]
+    strategies: Mapping[str, Strategy]
+    mesh: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    regather: frozenset[str] = frozenset()
+
+    def __call__(
+        self, args: Sequence[Any], specs: Sequence[Spec], targets: Sequence[Spec | None] | None = None
+    ) -> tuple[list[Any], list[Spec]]:
+        """Runs the program.
+
+        Args:
+            args: one device's part of each input.
+            specs: the spec of each input.
+            targets: the spec to cast each output to, None (or no list) for as it comes.
+
+        Returns:
+            one device's part of each output, and the outputs' specs.
+        """
+        env = {v.name: {spec: x} for v, x, spec in zip(self.program.inputs, args, specs, strict=True)}
+        source = {v.name: spec for v, spec in zip(self.program.inputs, specs, strict=True)}
+        for value, array in self.program.constants.items():
+            source[value.name] = (REPLICATED,) * len(self.mesh)
+            env[value.name] = {source[value.name]: jnp.asarray(array)}
+        self._run(self.program.equations, 0, env, source)
+        outs, out_specs = [], []
+        for i, operand in enumerate(self.program.outputs):
+            target = targets[i] if targets else None
+            if isinstance(operand, Constant):
+                spec: Spec = (REPLICATED,) * len(self.mesh)
+                x = jnp.asarray(operand.value, operand.aval.dtype)
+                if target is not None and target != spec:
+                    x, spec = self._cast(x, operand, spec, target), target
+            else:
+                spec = source[operand.name] if target is None else target
+                x = self._fetch(operand, spec, env, source)
+            outs.append(x)
+            out_specs.append(spec)
+        return outs, out_specs
+
+    def _run(self, equations: Sequence[Equation], depth: int, env: dict[str, Versions], source: dict[str, Spec]) -> None:
+        at = 0
+        while at < len(equations):
+            equation = equations[at]
+            if len(equation.scopes) <= depth:
+                self._one(equation, env, source)
+                at += 1
+                continue
+            end = at
+            while end < len(equations) and len(equations[end].scopes) > depth and equations[end].scopes[depth] is equation.scopes[depth]:
+                end += 1
+            self._scope(equations[at:end], depth, env, source)
+            at = end
+
+    def _scope(self, equations: Sequence[Equation], depth: int, env: dict[str, Versions], source: dict[str, Spec]) -> None:
+        """Runs a region that the user wrapped in ``jax.checkpoint``, wrapped again."""
+        scope = equations[0].scopes[depth]
+        made = {v.name for e in equations for v in e.outputs}
+        needs = sorted({o.name for e in equations for o in e.inputs if isinstance(o, Value)} - made)
+
+        def region(inner: dict[str, Versions]) -> dict[str, Any]:
+            local = {name: dict(versions) for name, versions in inner.items()}
+            self._run(equations, depth + 1, local, source)
+            return {name: local[name][source[name]] for name in sorted(made)}
+
+        wrapped = jax.checkpoint(region, prevent_cse=scope.prevent_cse, policy=scope.policy)
+        results = wrapped({name: env[name] for name in needs})
+        env.update({name: {source[name]: x} for name, x in results.items()})
+
+    def _one(self, equation: Equation, env: dict[str, Versions], source: dict[str, Spec]) -> None:
+        op = self.ops[equation.name]
+        strategy = self.strategies.get(equation.name, (REPLICATED,) * len(self.mesh))
+        place = Placement(op=op, strategy=strategy, mesh=self.mesh, axis_names=self.axis_names)
+        targets = [operand_spec(op, i, strategy) for i in range(len(equation.inputs))]
+        rule = rule_for(equation.primitive.name)
+
+        def run(operands: list[Any]) -> list[Any]:
+            return run_on_shards(equation, rule, place, operands)
+
+        again = [
+            isinstance(o, Value) and o.name in self.regather and source[o.name] != t
+            for o, t in zip(equation.inputs, targets, strict=True)
+        ]
+        if any(again):
+            # The gather sits inside a remat whose other inputs are kept: only the gather runs again for the backward
+            # pass (the op's own result is not needed there, so it is not recomputed).
+            kept = [
+                env[o.name][source[o.name]] if g else self._operand(o, t, env, source)
+                for o, t, g in zip(equation.inputs, targets, again, strict=True)
+            ]
+
+            def gathered(operands: list[Any]) -> list[Any]:
+                return run([
+                    self._cast(x, o, source[o.name], t) if g else x
+                    for x, o, t, g in zip(operands, equation.inputs, targets, again, strict=True)
+                ])
+
+            results = jax.checkpoint(gathered)(kept)
+        else:
+            results = run([self._operand(o, t, env, source) for o, t in zip(equation.inputs, targets, strict=True)])
+        for i, (value, x) in enumerate(zip(equation.outputs, results, strict=True)):
+            spec = result_spec(op, i, strategy)
+            self._check(equation, value, x, spec)
+            source[value.name] = spec
+            env[value.name] = {spec: x}
+
+    def _check(self, equation: Equation, value: Value, x: Any, spec: Spec) -> None:
+        shape = tuple(n for n in value.shape)
+        expected = list(shape)
+        for axis, code in enumerate(spec):
+            if code >= 0:
+                expected[code] //= self.mesh[axis]
+        if tuple(x.shape) != tuple(expected):
+            raise LoweringError("MP501", f"{equation.name} ({equation.source}) made {tuple(x.shape)} on one device, planned {tuple(expected)}",
+                                "this is a defect of the rule for this primitive; please report it")
+
+    def _operand(self, operand: Value | Constant, target: Spec, env: dict[str, Versions], source: dict[str, Spec]) -> Any:
+        if isinstance(operand, Constant):
+            return operand.value
+        return self._fetch(operand, target, env, source)
+
+    def _fetch(self, operand: Value, target: Spec, env: dict[str, Versions], source: dict[str, Spec]) -> Any:
+        versions = env[operand.name]
+        if target not in versions:
+            versions[target] = self._cast(versions[source[operand.name]], operand, source[operand.name], target)
+        return versions[target]
+
+    def _cast(self, x: Any, operand: Value | Constant, spec: Spec, target: Spec) -> Any:
+        steps = cast(operand.shape, jc.itemsize(operand.aval.dtype), spec, target, self.mesh)
+        if steps is None:
+            raise LoweringError("MP502", f"no cast takes {operand!r} from {spec} to {target} on mesh {self.mesh}",
+                                "this is a defect of the plan; please report it")
+        return apply_cast(x, steps, self.axis_names, self.mesh)

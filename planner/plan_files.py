@@ -1,0 +1,73 @@
+"""Plan files on disk."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from costmodel.errors import InputError
+from planner.planfile.codec import decode, encode
+from planner.planfile.schema import Plan
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Reads and checks a plan file.
+
+    Raises:
+        InputError: MP150 if the file cannot be read, MP151 to MP153 if it holds no plan.
+    """
+    return decode(read_bytes(path), source=str(path))
+
+
+def write_plan(path: str | Path, plan: Plan) -> None:
+    """Writes a plan file whole or not at all: equal plans give equal bytes.
+
+    Raises:
+        InputError: MP156 if the file cannot be written.
+    """
+    write_bytes(path, encode(plan))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """A file's bytes, or InputError MP150 that names it."""
+    try:
+        return Path(path).read_bytes()
+    except IsADirectoryError:
+        raise InputError("MP150", f"{path} is a folder, not a file", "give the path of a plan file") from None
+    except OSError as error:
+        raise InputError("MP150", f"cannot read {path}: {error.strerror or error}", "check the path") from None
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Writes a file through a temporary one beside it, so that readers see the old bytes or all of the new ones."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():  # a pipe or a device such as /dev/stdout
+        _write_through(target, data)
+        return
+    temporary = ""
+    try:
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(data)
+        os.chmod(temporary, mode)
+        os.replace(temporary, target)
+        temporary = ""
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise InputError("MP156", message, "check folder and rights") from None
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _write_through(target: Path, data: bytes) -> None:
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        raise InputError("MP156", f"cannot write {target}: {error.strerror or error}", "give a file's path") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,148 @@
+"""Elementwise rules: every strategy runs and equals the whole op, forward and backward."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import planner.frontend.rules  # noqa: F401  (fills the registry)
+from planner.frontend.flat import Equation, flatten
+from planner.frontend.ops import op_from_equation
+from planner.frontend.rules.base import REGISTRY, rule_for
+from tests.frontend.rules.harness import check_rule
+
+X, Y = (np.random.default_rng(seed).uniform(0.2, 0.9, (6, 4)).astype(np.float32) for seed in (0, 1))
+I, J = (np.random.default_rng(seed).integers(1, 9, (6, 4)).astype(np.int32) for seed in (2, 3))
+
+UNARY = {
+    **{name: getattr(lax, name) for name in ("neg", "abs", "sign", "floor", "ceil", "round", "square", "sqrt", "rsqrt")},
+    **{name: getattr(lax, name) for name in ("cbrt", "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf")},
+    **{name: getattr(lax, name) for name in ("erfc", "erf_inv", "lgamma", "digamma", "bessel_i0e", "bessel_i1e", "tan")},
+    **{name: getattr(lax, name) for name in ("sin", "cos", "sinh", "cosh", "asin", "acos", "atan", "asinh", "atanh")},
+    "acosh": lambda x: lax.acosh(x + 1.5),
+    "is_finite": lax.is_finite,
+    "integer_pow": lambda x: lax.integer_pow(x, 3),
+    "reduce_precision": lambda x: lax.reduce_precision(x, 8, 21),
+    "name": lambda x: checkpoint_name(x, "saved"),
+    "copy": lambda x: jnp.array(x, copy=True),
+    "stop_gradient": lambda x: x * lax.stop_gradient(x),
+    "device_put": jax.device_put,
+}
+BINARY = {
+    **{name: getattr(lax, name) for name in ("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2")},
+    **{name: getattr(lax, name) for name in ("eq", "ne", "ge", "gt", "le", "lt", "nextafter")},
+    "eq_to": lax.eq_to_p.bind,
+    "le_to": lax.le_to_p.bind,
+    "lt_to": lax.lt_to_p.bind,
+    "complex": lambda x, y: jnp.real(lax.complex(x, y) * 2) + jnp.imag(lax.conj(lax.complex(y, x))),
+    "igamma": lambda x, y: lax.stop_gradient(lax.igamma(x, y)) + lax.igammac(lax.stop_gradient(x), y),
+    "zeta": lambda x, y: lax.stop_gradient(lax.zeta(x + 2, y)) + lax.stop_gradient(lax.polygamma(jnp.round(x + 1), y)),
+    "betainc": lambda x, y: lax.regularized_incomplete_beta(lax.stop_gradient(x), lax.stop_gradient(y), x * 0.5),
+}
+INTEGER = {
+    **{name: getattr(lax, f"bitwise_{name}") for name in ("and", "or", "xor")},
+    **{name: getattr(lax, name) for name in ("shift_left", "shift_right_logical", "shift_right_arithmetic", "rem", "div")},
+    "not": lambda x, y: lax.bitwise_not(x) + lax.population_count(y) + lax.clz(x),
+    "pow": lambda x, y: lax.pow(lax.convert_element_type(x, jnp.float32), y),
+}
+
+
+def equations(fn, *args) -> list[Equation]:
+    return list(flatten(jax.make_jaxpr(fn)(*args), [f"arg{i}" for i in range(len(args))]).equations)
+
+
+def op_of(fn, *args, primitive: str):
+    eqn = next(e for e in equations(fn, *args) if e.primitive.name == primitive)
+    return op_from_equation(eqn, rule_for(primitive), lambda value: jnp.issubdtype(value.aval.dtype, jnp.inexact))
+
+
+def all_of(table, args):
+    return lambda *values: [fn(*values) for fn in table.values()]
+
+
+@pytest.mark.parametrize("names", [list(UNARY)[i::3] for i in range(3)], ids=["first", "second", "third"])
+def test_unary(names):
+    table = {name: UNARY[name] for name in names}
+    assert check_rule(all_of(table, (X,)), X, rtol=1e-4) >= len(table) * (4 + 3 + 16)
+
+
+@pytest.mark.parametrize("names", [list(BINARY)[i::2] for i in range(2)], ids=["first", "second"])
+def test_binary(names):
+    table = {name: BINARY[name] for name in names}
+    assert check_rule(all_of(table, (X, Y)), X, Y, rtol=1e-4) >= len(table) * (4 + 3 + 16)
+
+
+def test_integers_and_booleans():
+    assert check_rule(all_of(INTEGER, (I, J)), I, J, meshes=((2,), (2, 2))) >= len(INTEGER) * (3 + 9)
+    flags, others = I > 4, J > 4
+    assert check_rule(lambda a, b: [a & b, a | b, a ^ b, ~a, jnp.where(a, a, b)], flags, others, meshes=((2,),)) >= 4 * 4
+
+
+def test_operands_of_size_one_and_scalars():
+    row, scalar = X[:1, :1], np.float32(0.3)
+    count = check_rule(
+        lambda x, r, s: [lax.mul_p.bind(x, r), x * s, x + 2.0, 1.0 / x, lax.clamp(s, x, 0.7), lax.clamp(x, x * 2, x + 1)],
+        X, row, scalar,
+    )  # fmt: skip
+    assert count > 200
+
+
+def test_select_with_predicates_of_both_shapes():
+    flags, which = X > 0.5, I % 3
+    count = check_rule(
+        lambda p, w, x, y: [lax.select_n(p, x, y), lax.select_n(w, x, y, x * y), lax.select_n(jnp.all(p), x, y)],
+        flags, which, X, Y,
+    )  # fmt: skip
+    assert count > 60
+
+
+def test_casts_of_types():
+    def fn(x, i):
+        bits = lax.bitcast_convert_type(x, jnp.int32)
+        halves = lax.bitcast_convert_type(x, jnp.int16)
+        return [
+            bits,
+            halves,
+            lax.bitcast_convert_type(halves, jnp.float32),
+            x.astype(jnp.bfloat16),
+            x.astype(jnp.bfloat16).astype(jnp.float32) * 2,
+            i.astype(jnp.float32),
+            x.astype(jnp.int32),
+        ]
+
+    assert check_rule(fn, X, I, rtol=2e-2) > 80
+
+
+def test_barrier_splits_what_all_values_share():
+    count = check_rule(lambda x, y, z: lax.optimization_barrier((x, y, z)), X, X[:, :1] + 1, np.ones((6,), np.float32))
+    assert count == 4 + 4 + 16  # whole, varying, d0 of all three, all pending
+    assert check_rule(lambda x, i: lax.optimization_barrier((x, i)), X, I) > 30
+
+
+def test_linear_sets_and_residuals():
+    product = op_of(lambda x, y: x * y, X, Y, primitive="mul")
+    assert (product.linear, product.saves) == (((0,), (1,)), ("arg1", "arg0"))
+    assert op_of(lambda x: x * 2.0, X, primitive="mul").linear == ((0,),)
+    assert op_of(lambda x: x + 2.0, X, primitive="add").linear == ()
+    assert op_of(lambda x: x.astype(jnp.int32), X, primitive="convert_element_type").linear == ()
+    assert op_of(lambda x: x.astype(jnp.bfloat16), X, primitive="convert_element_type").linear == ((0,),)
+    exponential = op_of(jnp.exp, X, primitive="exp")
+    assert (exponential.saves, exponential.linear) == (exponential.outputs, ())
+    assert op_of(lambda x, y: jnp.where(x > y, x, y), X, Y, primitive="select_n").linear == ((1, 2),)
+    assert op_of(lambda x: x + x, X, primitive="add").saves == ()
+
+
+def test_booleans_are_never_pending():
+    assert op_of(lambda a, b: jnp.where(a, a, b), X > 0.5, X > 0.6, primitive="select_n").linear == ()
+
+
+def test_unary_table_names_what_it_runs():
+    """A name in the tables above that runs another primitive would test nothing."""
+    for table, args in ((UNARY, (X,)), (BINARY, (X, Y)), (INTEGER, (I, J))):
+        for name, fn in table.items():
+            ran = {e.primitive.name for e in equations(fn, *args)}
+            known = name if name in REGISTRY else {"igamma": "igamma", "betainc": "regularized_incomplete_beta"}[name]
+            assert known in ran, (name, ran)
+            assert all(primitive in REGISTRY for primitive in ran), ran

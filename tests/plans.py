@@ -1,0 +1,217 @@
+"""Small, consistent plans and clusters made by hand, for tests of files, checks, reports and commands."""
+
+from costmodel.cluster import Cluster, parse_cluster
+from costmodel.schedule.actions import format_actions
+from costmodel.schedule.generate import gpipe, one_f_one_b
+from costmodel.schedule.validate import in_flight
+from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
+from planner.planfile.names import compress_names
+from planner.planfile.schema import (
+    ActorPlan,
+    BaselinePlan,
+    BlockStrategy,
+    Certificate,
+    ClusterRecord,
+    GroupPlan,
+    MemoryPlan,
+    MeshAxis,
+    ModelRecord,
+    ParameterPlan,
+    Plan,
+    Prediction,
+    SchedulePlan,
+    StagePlan,
+    TiedParameter,
+    TimePlan,
+    Transfer,
+    ValuePlan,
+)
+
+GIB = 1 << 30
+HIDDEN, FFN, VOCABULARY = 64, 256, 1024
+LARGE = {
+    "name": "Large-80GB",
+    "platform": "gpu",
+    "peak_flops_per_s": {"float32": 2e13, "bfloat16": 3e14},
+    "memory_bytes": 80 * GIB,
+    "memory_bandwidth_bytes_per_s": 2e12,
+}
+SMALL = {**LARGE, "name": "Small-32GB", "memory_bytes": 32 * GIB, "peak_flops_per_s": {"float32": 1e13}}
+
+
+def cluster_document(devices: int = 4) -> dict:
+    """Two groups of one node each: `devices` large devices, and as many small ones."""
+    return {
+        "name": "mixed",
+        "group": [
+            {"name": "large", "nodes": 1, "device": LARGE, "devices_per_node": devices, "price_per_device_hour": 2.0},
+            {"name": "small", "nodes": 1, "device": SMALL, "devices_per_node": devices},
+        ],
+        "link": [{"between": ["large", "small"], "bandwidth_bytes_per_s": 12.5e9, "latency_s": 3e-5}],
+    }
+
+
+def tiny_cluster(devices: int = 4) -> Cluster:
+    return parse_cluster(cluster_document(devices), {})
+
+
+def block_names(layers: int = 4) -> tuple[str, ...]:
+    return ("embedding", *(f"layers[{i}]" for i in range(layers)), "head")
+
+
+def tiny_plan(
+    *,
+    stages: int = 2,
+    layers: int = 4,
+    microbatches: int = 4,
+    microbatch_size: int = 8,
+    schedule: str = "1f1b",
+    data: int = 2,
+    model: int = 2,
+    zero: int = 1,
+    tied: bool = False,
+    devices: int = 4,
+    name: str = "tiny",
+) -> Plan:
+    """A plan of a small transformer on `tiny_cluster(devices)`: stage 0 on large devices, stage 1 on small ones, ...
+
+    Args:
+        data, model: mesh of every stage; ``data * model * ceil(stages / 2)`` is at most `devices`.
+        zero: ZeRO level over the data axis, 0 to 3.
+    """
+    cluster = tiny_cluster(devices)
+    names = block_names(layers)
+    cuts = [len(names) * i // stages for i in range(stages + 1)]
+    rows = (gpipe if schedule == "gpipe" else one_f_one_b)(stages, microbatches)
+    peaks = list(in_flight(rows).values())
+    tied_stages = tied and stages > 1
+    stage_plans = tuple(
+        _stage(names[cuts[i] : cuts[i + 1]], i, (data, model), zero, microbatches, peaks[i], tied_stages)
+        for i in range(stages)
+    )
+    count = VOCABULARY * HIDDEN * (1 if tied else 2) + layers * HIDDEN * FFN
+    shapes = {"embedding/table": (VOCABULARY, HIDDEN), "layers/w": (layers, HIDDEN, FFN)}
+    if not tied:
+        shapes["head/kernel"] = (HIDDEN, VOCABULARY)
+    step_s, table_bytes, sent = 0.05, 4 * VOCABULARY * HIDDEN, 1 << 20
+    owner = TiedParameter(path="embedding/table", owner_stage=0, other_stages=(stages - 1,), bytes=table_bytes)
+    return Plan(
+        schema_version=1,
+        name=name,
+        model=ModelRecord(
+            name="tiny-transformer", fingerprint=fingerprint(["model", layers]), reduction="mean", parameters=count,
+            trained_parameters=count, blocks=compress_names(names), block_count=len(names), spec="tiny", sequence=128,
+            parameter_shapes=shapes,
+        ),
+        cluster=ClusterRecord(
+            name=cluster.name, fingerprint=cluster_fingerprint(cluster), devices=cluster.device_count,
+            kinds={"Large-80GB": devices, "Small-32GB": devices},
+        ),
+        global_batch=microbatches * microbatch_size,
+        microbatch_size=microbatch_size,
+        microbatches=microbatches,
+        stages=stage_plans,
+        transfers=tuple(
+            Transfer(from_stage=i, to_stage=i + 1, values=(f"x.{i}",), bytes=sent, gradient_bytes=sent, time_s=1e-4)
+            for i in range(stages - 1)
+        ),
+        tied=(owner,) if tied_stages else (),
+        schedule=SchedulePlan(
+            name=schedule,
+            microbatches=microbatches,
+            actors=tuple(
+                ActorPlan(stage=row.stage, group=row.group, actions=format_actions(row.actions)) for row in rows.actions
+            ),
+        ),
+        prediction=Prediction(
+            step_time_s=step_s, compute_s=0.03, exposed_communication_s={"all_gather": 0.002, "all_reduce": 0.006},
+            bubble_s=0.01, optimizer_s=0.002, examples_per_s=microbatches * microbatch_size / step_s,
+            tokens_per_s=128 * microbatches * microbatch_size / step_s, model_flops=4e12, mfu=0.41, price_per_step=1e-4,
+            peak_memory_bytes=max(group.memory.total_bytes for stage in stage_plans for group in stage.groups),
+            provenance={"step_time_s": "interpolated", "memory": "fitted", "links": "datasheet"},
+        ),
+        certificate=Certificate(
+            lower_bound_s=0.048, gap=1 - 0.048 / step_s, hardware_bound_s=0.02, hardware_gap=1 - 0.02 / step_s,
+            space=("searched: every contiguous cut of 6 blocks", "not searched: splitting the sequence of attention"),
+            status="proven", limit_fired=False,
+        ),
+        baselines=(
+            BaselinePlan(name="ddp", description="data parallel over all devices of the fastest kind", feasible=True,
+                         step_time_s=0.08, peak_memory_bytes=20 * GIB),
+            BaselinePlan(name="pipeline", description="one device a stage", feasible=False, step_time_s=None,
+                         peak_memory_bytes=96 * GIB, reason="stage 0 needs 96 GiB of 80 GiB"),
+        ),
+        findings=(),
+        versions={"meshplan": "0.1.0", "jax": "0.10.2"},
+    )  # fmt: skip
+
+
+def _stage(
+    names: tuple[str, ...], index: int, mesh: tuple[int, int], zero: int, microbatches: int, in_flight: int, tied: bool
+) -> StagePlan:
+    group = "large" if index % 2 == 0 else "small"
+    count = mesh[0] * mesh[1]
+    first = index // 2 * count
+    layers = sum(name.startswith("layers") for name in names)
+    memory = [2 * GIB, GIB, 4 * GIB, in_flight * GIB // 2, GIB // 4, 0, GIB]
+    return StagePlan(
+        blocks=compress_names(names),
+        block_count=len(names),
+        groups=(
+            GroupPlan(
+                name=f"{group}-{index}",
+                kind="Large-80GB" if group == "large" else "Small-32GB",
+                devices=tuple(f"{group}/0/{first + i}" for i in range(count)),
+                mesh=(MeshAxis(name="data", size=mesh[0]), MeshAxis(name="model", size=mesh[1])),
+                microbatches=tuple(range(microbatches)),
+                strategies=tuple(_strategy(kind) for kind in dict.fromkeys(name.split("[")[0] for name in names)),
+                parameters=_parameters(names, layers, zero, tied),
+                memory=MemoryPlan(
+                    parameters_bytes=memory[0], gradients_bytes=memory[1], optimizer_bytes=memory[2],
+                    saved_bytes=memory[3], transient_bytes=memory[4], buffers_bytes=memory[5], reserve_bytes=memory[6],
+                    total_bytes=sum(memory), limit_bytes=(80 if group == "large" else 32) * GIB, in_flight=in_flight,
+                    saved_per_microbatch_bytes=GIB // 2,
+                ),
+                time=TimePlan(
+                    forward_s=0.002 + 0.001 * index, backward_s=0.004 + 0.002 * index, once_s=0.003,
+                    forward_communication_s=0.0005, backward_communication_s=0.001, gradient_reduction_s=0.002,
+                    optimizer_s=0.001,
+                    collectives={"forward all_reduce model": 2 * layers, "backward all_reduce model": 2 * layers}
+                    | ({"forward all_gather data": layers} if zero == 3 else {}),
+                ),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _strategy(kind: str) -> BlockStrategy:
+    activation = ValuePlan(dims=(("data",), (), ()), varying=("model",))
+    return BlockStrategy(
+        block_class=fingerprint(kind),
+        ops={"dot_general.0": {"data": "b", "model": "n"}, "dot_general.1": {"data": "b", "model": "k"}},
+        inputs={"x": activation},
+        outputs={"y": activation},
+        remat="full" if kind == "layers" else "none",
+    )
+
+
+def _parameters(names: tuple[str, ...], layers: int, zero: int, tied: bool) -> tuple[ParameterPlan, ...]:
+    found = []
+    if "embedding" in names or (tied and "head" in names):
+        found.append(_parameter("embedding/table", (VOCABULARY, HIDDEN), ("model", ""), zero))
+    if layers:
+        found.append(_parameter("layers/w", (layers, HIDDEN, FFN), ("", "", "model"), zero))
+    if "head" in names and not tied:
+        found.append(_parameter("head/kernel", (HIDDEN, VOCABULARY), ("", "model"), zero))
+    return tuple(found)
+
+
+def _parameter(path: str, shape: tuple[int, ...], axes: tuple[str, ...], zero: int) -> ParameterPlan:
+    plain = tuple((axis,) if axis else () for axis in axes)
+    dim = max(d for d, axis in enumerate(axes) if not axis)
+    split = tuple(("data",) if d == dim else spec for d, spec in enumerate(plain))
+    return ParameterPlan(
+        path=path, shape=shape, dtype="float32", gradient_dtype="float32", value=split if zero > 2 else plain,
+        gradient=split if zero > 1 else plain, optimizer=split if zero > 0 else plain,
+        reduced_over=("data",) if zero < 2 else (),
+    )  # fmt: skip
