@@ -6,7 +6,8 @@ a dim can be split over devices. A matrix product ``bm,mn->bn`` has the factors 
 it leaves a pending sum.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["param", "batch", "state", "rng", "const", "activation"]
@@ -98,30 +99,102 @@ class Op:
     scope: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A unit that the pipeline does not cut.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A program-wide value, or item `index` along its leading dim (a layer's slice of a stacked parameter)."""
+
+    value: str
+    index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockClass:
+    """What equal blocks share.
 
     Attributes:
-        name: ``layers[3]``, ``embedding``; the name used in plans.
-        class_key: canonical hash; equal blocks share one key (and one set of search variables).
+        key: canonical hash.
         ops: in program order.
-        tensors: every tensor of the block by name, including inputs.
-        inputs, outputs: values that enter and leave the block, by *program-wide* value name, aligned with
-            `input_names` / `output_names`, the names of the same tensors inside the block class.
-        params: block tensor name -> parameter path (with ``[i]`` for layer i of a stacked parameter).
+        tensors: every tensor by its name inside the class, inputs included.
+        inputs: tensor names of the inputs; outputs: of the outputs ('' for a constant).
     """
 
-    name: str
-    class_key: str
+    key: str
     ops: tuple[Op, ...]
     tensors: dict[str, Tensor]
     inputs: tuple[str, ...]
-    input_names: tuple[str, ...]
     outputs: tuple[str, ...]
-    output_names: tuple[str, ...]
-    params: dict[str, str] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:
         return sum(op.flops for op in self.ops)
+
+    @property
+    def backward_flops(self) -> float:
+        return sum(op.backward_flops for op in self.ops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A unit that the pipeline does not cut. `inputs` and `outputs` align with the class's."""
+
+    name: str
+    class_key: str
+    inputs: tuple[Source, ...]
+    outputs: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Facts of one parameter leaf.
+
+    Attributes:
+        gradient_itemsize: bytes of one element of its gradient.
+        optimizer_bytes_per_element: of optimizer state that is as large as the parameter.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    trained: bool
+    gradient_dtype: str
+    gradient_itemsize: int
+    optimizer_bytes_per_element: float
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """A captured training step at one microbatch size, without JAX.
+
+    Attributes:
+        microbatch: examples of one microbatch.
+        blocks: in program order; every op is in exactly one.
+        values: every value that crosses blocks, and every input, by name.
+        batch_dims: of each batch leaf, the dim that splits into microbatches, or None.
+        params: by value name.
+        loss: names of the loss, or of the sum and the weight; '' for a constant.
+        results: names of new state and aux leaves, which every device must end up with whole.
+    """
+
+    name: str
+    microbatch: int
+    classes: dict[str, BlockClass]
+    blocks: tuple[Block, ...]
+    values: dict[str, Tensor]
+    batch_dims: dict[str, int | None]
+    params: dict[str, Parameter]
+    loss: tuple[str, ...]
+    results: tuple[str, ...]
+
+    @property
+    def forward_flops(self) -> float:
+        return sum(self.classes[b.class_key].flops for b in self.blocks)
+
+    @property
+    def step_flops(self) -> float:
+        """FLOPs of one microbatch's forward and backward pass, nothing recomputed."""
+        return sum(self.classes[b.class_key].flops + self.classes[b.class_key].backward_flops for b in self.blocks)

@@ -112,17 +112,22 @@ def split_factor(spec: Spec, mesh: Sequence[int]) -> int:
     return parts
 
 
-def cast(shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: tuple[int, ...]) -> tuple[CastStep, ...] | None:
+def cast(
+    shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: tuple[int, ...]
+) -> tuple[CastStep, ...] | None:
     """The steps from one spec to another, or None where no cast exists.
 
-    Reductions that scatter come first, then slices, exchanges, gathers and all-reduces, so that collectives see the
-    smallest tensors; dims that several axes split are opened from the minor axis and closed again.
+    Slices come first, then reductions that scatter, all-reduces, exchanges and gathers, so that collectives see the
+    smallest tensors. Axes that split one dim lie major to minor, so only the last of them can be opened: where an axis
+    changes below others, those are opened from the minor end and closed again.
     """
     return _cast(shape, itemsize, source, target, mesh)
 
 
 @lru_cache(maxsize=1 << 16)
-def _cast(shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: tuple[int, ...]) -> tuple[CastStep, ...] | None:
+def _cast(
+    shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: tuple[int, ...]
+) -> tuple[CastStep, ...] | None:
     current = list(source)
     steps: list[CastStep] = []
     axes = range(len(mesh))
@@ -131,69 +136,56 @@ def _cast(shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mes
         if mesh[axis] == 1:
             if b == PARTIAL and a != PARTIAL:
                 return None
-            continue
-        if a != b and (b == PARTIAL or (a == VARYING and b == REPLICATED)):
+            current[axis] = b  # one device: every code means the same
+        elif a != b and (b == PARTIAL or (a == VARYING and b == REPLICATED)):
             return None
     if not divides(shape, target, mesh):
         return None
 
-    def full_bytes(skip: int) -> int:
+    def step(kind: CastKind, axis: int, code: int, dim: int = -1, from_dim: int = -1, invariant: bool = False) -> None:
+        whole = [*current] if kind == "all_to_all" else [*current[:axis], REPLICATED, *current[axis + 1 :]]
         count = itemsize
-        for size in local_shape(shape, tuple(REPLICATED if x == skip else c for x, c in enumerate(current)), mesh):
+        for size in local_shape(shape, tuple(whole), mesh):
             count *= size
-        return count
-
-    def step(kind: CastKind, axis: int, code: int, **facts: int | bool) -> None:
-        before = full_bytes(axis) if kind != "all_to_all" else full_bytes(-1)
-        steps.append(CastStep(kind, axis, full_bytes=before, **facts))  # type: ignore[arg-type]
+        steps.append(CastStep(kind, axis, dim, from_dim, invariant, count))
         current[axis] = code
 
-    def closed_behind(axis: int, dim: int) -> bool:
-        """Axes after `axis` already split `dim`: splitting by `axis` now would put it in the wrong order."""
-        return any(current[later] == dim for later in axes if later > axis)
+    def in_order_before(axis: int, dim: int) -> bool:
+        """Earlier axes split `dim` exactly where they do in the target."""
+        return all((current[a] == dim) == (target[a] == dim) for a in axes if a < axis)
 
-    def gather(axis: int, code: int) -> None:
-        step("all_gather", axis, code, dim=current[axis], invariant=code == REPLICATED)
+    def may_close(axis: int) -> bool:
+        """Splitting the target's dim by `axis` now puts it in its final place: nothing lies behind, all before it does."""
+        dim = target[axis]
+        return dim >= 0 and in_order_before(axis, dim) and all(current[a] != dim for a in axes if a > axis)
 
-    # Axes of size one change their code for free.
+    def close(kind: CastKind, sources: tuple[int, ...]) -> None:
+        for axis in axes:
+            if current[axis] in sources and may_close(axis):
+                step(kind, axis, target[axis], dim=target[axis], invariant=current[axis] == REPLICATED)
+
+    close("slice", (REPLICATED, VARYING))
+    close("reduce_scatter", (PARTIAL,))
+    close("slice", (REPLICATED, VARYING))  # those that lie behind a scatter on the same dim
     for axis in axes:
-        if mesh[axis] == 1:
-            current[axis] = target[axis]
-    # Open every dim whose axes change under later axes that stay: gather those minor axes (they close again below).
-    for axis in axes:
         a, b = current[axis], target[axis]
-        changed_dims = {d for d in (a, b) if d >= 0 and a != b}
-        for later in reversed(axes):
-            if later > axis and current[later] in changed_dims and target[later] == current[later]:
-                gather(later, VARYING)
-    for axis in axes:  # scatter pending sums
-        if current[axis] == PARTIAL and target[axis] >= 0 and not closed_behind(axis, target[axis]):
-            step("reduce_scatter", axis, target[axis], dim=target[axis])
-    for axis in axes:  # slices, major first
-        if current[axis] in (REPLICATED, VARYING) and target[axis] >= 0 and not closed_behind(axis, target[axis]):
-            step("slice", axis, target[axis], dim=target[axis], invariant=current[axis] == REPLICATED)
-    for axis in reversed(axes):  # exchanges: only the minor-most axis of a dim can move, only to become minor-most
-        a, b = current[axis], target[axis]
-        if a >= 0 and b >= 0 and a != b and not closed_behind(axis, a) and not closed_behind(axis, b):
-            probe = [*current]
-            probe[axis] = b
-            if divides(shape, tuple(probe), mesh):
-                step("all_to_all", axis, b, dim=b, from_dim=a)
-    for axis in reversed(axes):  # gathers, minor first
-        a, b = current[axis], target[axis]
-        if a >= 0 and a != b:
-            gather(axis, b if b < 0 else VARYING)
-    for axis in axes:  # all that is left to close or reduce
-        a, b = current[axis], target[axis]
-        if a == PARTIAL:
-            if b >= 0:
-                step("reduce_scatter", axis, b, dim=b)
-            else:
-                step("all_reduce", axis, b, invariant=b == REPLICATED)
-        elif a != b and b >= 0:
-            step("slice", axis, b, dim=b, invariant=a == REPLICATED)
+        if a == PARTIAL and b in (REPLICATED, VARYING):
+            step("all_reduce", axis, b, invariant=b == REPLICATED)
         elif a == REPLICATED and b == VARYING:
-            step("vary", axis, VARYING)
+            step("vary", axis, b)
+    for axis in reversed(axes):  # open, minor first
+        a, b = current[axis], target[axis]
+        if a < 0 or (a == b and in_order_before(axis, a)):
+            continue
+        if a != b and may_close(axis):
+            step("all_to_all", axis, b, dim=b, from_dim=a)
+        else:
+            code = b if b in (REPLICATED, VARYING) else VARYING
+            step("all_gather", axis, code, dim=a, invariant=code == REPLICATED)
+    for axis in axes:  # what had to wait for an opening, major first
+        if current[axis] != target[axis]:
+            kind: CastKind = "reduce_scatter" if current[axis] == PARTIAL else "slice"
+            step(kind, axis, target[axis], dim=target[axis], invariant=current[axis] == REPLICATED)
     return tuple(steps)
 
 

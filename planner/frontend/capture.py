@@ -11,21 +11,13 @@ import numpy as np
 
 import planner.frontend.rules  # noqa: F401  (fills the registry)
 from costmodel.errors import InputError
-from costmodel.graph import Role, Tensor
+from costmodel.graph import Role, Source, Tensor
 from planner.frontend import jax_compat as jc
 from planner.frontend.blocks import BlockClass, interface, make_class, segment
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value, flatten
 from planner.frontend.gradients import needing_gradient, needing_gradient_in_loop
 from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.task import TrainingTask, path_string
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A program-wide value, or item `index` along its leading dim."""
-
-    value: str
-    index: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

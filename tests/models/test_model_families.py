@@ -1,71 +1,16 @@
 """Every family at a tiny size: it runs, learns, and keeps the shape of a stack of equal layers."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from planner.frontend.task import TrainingTask
-from planner.models import bert, example_batch, gpt, init_params, init_state, llama, moe, t5, vit, wide_resnet
+from planner.models import example_batch, init_params
+from tests.models.tiny import TINY, quick_jit, scalar_loss
 
-TINY: dict[str, Callable[..., TrainingTask]] = {
-    "gpt": partial(gpt, hidden=16, layers=3, heads=4, vocab=32, seq=8, batch=4),
-    "gpt-neox": partial(
-        gpt, hidden=16, layers=3, heads=2, vocab=32, seq=8, batch=4, rotary_fraction=0.5, parallel=True, tied=False
-    ),
-    "gpt-dropout": partial(gpt, hidden=16, layers=3, heads=4, vocab=32, seq=8, batch=4, dropout=0.1),
-    "llama": partial(llama, hidden=16, layers=3, heads=4, kv_heads=2, ffn=32, vocab=32, seq=8, batch=4),
-    "llama-qwen": partial(
-        llama, hidden=16, layers=3, heads=4, head_dim=6, ffn=32, vocab=32, seq=8, batch=4, qkv_bias=True, tied=True
-    ),
-    "bert": partial(bert, hidden=16, layers=3, heads=4, vocab=32, seq=8, batch=4),
-    "t5": partial(t5, hidden=16, layers=3, heads=4, ffn=32, vocab=32, seq=8, target_seq=6, batch=4),
-    "t5-gated": partial(
-        t5, hidden=16, layers=3, decoder_layers=2, heads=4, ffn=32, vocab=32, seq=8, batch=4, gated=True, tied=False
-    ),
-    "moe": partial(moe, hidden=16, layers=3, heads=4, kv_heads=2, ffn=32, experts=4, vocab=32, seq=8, batch=4),
-    "moe-capacity": partial(
-        moe,
-        hidden=16,
-        layers=3,
-        heads=4,
-        ffn=32,
-        experts=4,
-        vocab=32,
-        seq=8,
-        batch=4,
-        capacity_factor=1.0,
-        balance_weight=0.01,
-    ),
-    "vit": partial(vit, hidden=16, layers=3, heads=4, patch=4, image=8, classes=8, batch=4),
-    "vit-mean": partial(vit, hidden=16, layers=3, heads=4, patch=4, image=8, classes=8, batch=4, pool="mean"),
-    "wide_resnet": partial(wide_resnet, blocks=(3, 2), wide=2, width=8, image=32, classes=8, batch=4),
-    "wide_resnet-group": partial(
-        wide_resnet, blocks=(3, 1), wide=1, width=32, image=32, classes=8, batch=4, norm="group"
-    ),
-}
 every_family = pytest.mark.parametrize("name", TINY)
-
-
-def scalar_loss(task: TrainingTask) -> Callable[..., jax.Array]:
-    """The loss of one microbatch as a scalar function of params and batch, whatever else the task takes or returns."""
-    extra = {}
-    if task.state is not None:
-        extra["state"] = init_state(task)
-    if task.rng:
-        extra["rng"] = jax.random.key(7)
-
-    def loss(params, batch):
-        out = task.loss_fn(params, batch, **extra)
-        if task.reduction == "weighted":
-            return out[0] / out[1]
-        return out if task.state is None else out[0]
-
-    return loss
 
 
 @every_family
@@ -74,7 +19,7 @@ def test_a_gradient_step_lowers_the_loss(name):
     params, batch = init_params(task), example_batch(task)
     loss = jax.value_and_grad(scalar_loss(task))
 
-    @jax.jit
+    @quick_jit
     def step(params, batch):
         value, gradient = loss(params, batch)
         return value, gradient, jax.tree.map(lambda p, g: p - 1e-2 * g, params, gradient)
@@ -83,7 +28,9 @@ def test_a_gradient_step_lowers_the_loss(name):
     classes = 8 if "labels" in batch else 32
     assert abs(float(before) - math.log(classes)) < 2.0
     assert jax.tree.map(lambda g: (g.shape, g.dtype), gradient) == jax.tree.map(lambda p: (p.shape, p.dtype), params)
-    assert all(np.isfinite(g).all() and g.any() for g in map(np.asarray, jax.tree.leaves(unused_removed(name, gradient))))
+    assert all(
+        np.isfinite(g).all() and g.any() for g in map(np.asarray, jax.tree.leaves(unused_removed(name, gradient)))
+    )
     after, _, _ = step(params, batch)
     assert float(after) < float(before)
 
@@ -116,7 +63,7 @@ def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(name):
 def test_bfloat16_is_near_float32(name):
     exact, rounded = TINY[name](dtype="float32"), TINY[name]()
     params, batch = init_params(exact), example_batch(exact)
-    near, value = (float(jax.jit(scalar_loss(task))(params, batch)) for task in (rounded, exact))
+    near, value = (float(quick_jit(scalar_loss(task))(params, batch)) for task in (rounded, exact))
     assert near == pytest.approx(value, rel=0.02)
 
 
@@ -150,7 +97,9 @@ def equations(jaxpr):
     """All equations of a jaxpr and of the jaxprs inside it."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
             if hasattr(inner, "jaxpr"):
                 yield from equations(inner.jaxpr)
             elif hasattr(inner, "eqns"):

@@ -86,6 +86,13 @@ class ConvertElementType(Elementwise):
         return {**eqn.params, "sharding": None}
 
 
+class Div(Elementwise):
+    """Division rounds between integers: only a quotient of floats is linear in its dividend."""
+
+    def linear_sets(self, eqn: Equation) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if is_inexact(eqn.outputs[0]) else ()
+
+
 class IntegerPow(Elementwise):
     """The square and the third power are products; the exponent is static."""
 
@@ -175,7 +182,7 @@ register("complex")(Elementwise(linear=((0, 1),), flops=MOVE))
 # Arithmetic.
 register("add", "sub", "add_any")(Elementwise(linear=((0, 1),)))
 register("mul")(Elementwise(residuals=((1,), (0,)), linear=((0,), (1,))))
-register("div")(Elementwise(residuals=((1,), (0, 1)), linear=((0,),), flops=ROOT))
+register("div")(Div(residuals=((1,), (0, 1)), flops=ROOT))
 register("rem")(Elementwise(residuals=((), (0, 1)), flops=ROOT))
 register("max", "min")(Elementwise(residuals=((0, 1, ~0), (0, 1, ~0))))
 register("clamp")(Elementwise(residuals=((0, 1, 2), (0, 1, 2), (0, 1, 2)), flops=2 * CHEAP))
@@ -203,7 +210,6 @@ register("bessel_i0e", "bessel_i1e")(Elementwise(residuals=((0, ~0),), flops=SPE
 # Functions of several operands.
 register("pow")(Elementwise(residuals=((0, 1), (0, ~0)), flops=2 * TRANSCENDENTAL))
 register("atan2")(Elementwise(residuals=((0, 1), (0, 1)), flops=TRANSCENDENTAL))
-register("igamma", "igammac", "igamma_grad_a", "random_gamma_grad", "polygamma", "zeta")(
+register("igamma", "igammac", "igamma_grad_a", "polygamma", "zeta")(
     Elementwise(residuals=((0, 1), (0, 1)), flops=2 * SPECIAL)
 )
-register("regularized_incomplete_beta")(Elementwise(residuals=((0, 1, 2),) * 3, flops=4 * SPECIAL))

@@ -203,7 +203,7 @@ class Case:
 
     def _close(self, parts: Any, want: Any, spec: Spec, summands: int, value: Any, rtol: float, what: str) -> None:
         want = _comparable(want)
-        finite = want[np.isfinite(want)] if want.dtype.kind in "fc" else want[:0]
+        finite = want[np.isfinite(want)] if want.dtype.kind in "fc" else want.ravel()[:0]
         scale = max(1.0, float(np.abs(finite).max(initial=0.0)))
         tolerance = {"rtol": rtol, "atol": rtol * scale} if want.dtype.kind in "fc" else {"rtol": 0.0, "atol": 0.0}
         try:

@@ -1,0 +1,139 @@
+"""The single entry point of prices: what an op under a strategy and a cast cost on a mesh of one device kind.
+
+Everything that is scored (plans, baselines, a user's strategy) is scored here. An op's time comes from the profile
+where it has the op's shape, else from the roofline of its local shard. Neighbours that fuse share their memory traffic:
+an op that fuses is charged for reading what no fused neighbour made, and for writing what leaves the fusion.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from costmodel.collectives import AxisLink, collective_time_s
+from costmodel.compute import op_time_s
+from costmodel.device_kind import DeviceKind
+from costmodel.graph import Op, Tensor
+from costmodel.provenance import Provenance
+from costmodel.resharding import CastTable
+from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction, operand_spec, result_spec, split_factor
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Seconds of one op on one device, forward and backward, with where the figure comes from."""
+
+    forward_s: float
+    backward_s: float
+    provenance: Provenance = "datasheet"
+
+
+@dataclass(frozen=True)
+class MeasuredOp:
+    """An op's seconds as measured whole on one device, and where from."""
+
+    forward_s: float
+    backward_s: float
+    provenance: Provenance = "measured"
+
+
+OpTimes = Mapping[str, MeasuredOp]  # `Op.key` -> seconds of the whole op on one device
+
+
+@dataclass(kw_only=True)
+class Pricing:
+    """Prices on one mesh of one kind.
+
+    Args:
+        kind: the device kind.
+        mesh, axis_names, links: the mesh, without axes of size one, and what each axis sees.
+        op_times: measured ops by key; a split op is charged its share.
+        slowdown: of the slowest device in the mesh (1 = as the kind states).
+    """
+
+    kind: DeviceKind
+    mesh: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    links: tuple[AxisLink, ...]
+    op_times: OpTimes = field(default_factory=dict)
+    slowdown: float = 1.0
+    casts: CastTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.casts = CastTable(self.mesh, self.links)
+
+    def op(self, op: Op, strategy: Strategy, tensors: Mapping[str, Tensor], traffic: "Traffic") -> OpCost:
+        """Seconds of an op under a strategy; collectives inside the op included, casts of its operands not."""
+        share = local_fraction(op, strategy, self.mesh)
+        reduce_s = sum(
+            collective_time_s("all_reduce", sum(tensors[o].bytes for o in op.outputs) * share, self.links[axis])
+            for axis in internal_reductions(op, strategy)
+        )
+        measured = self.op_times.get(op.key)
+        if measured is not None:
+            scale = share * self.slowdown
+            return OpCost(measured.forward_s * scale + reduce_s, measured.backward_s * scale, measured.provenance)
+        if op.work == "view":
+            return OpCost(reduce_s, 0.0)
+        reads, writes = traffic.of(op, strategy, self.mesh)
+        is_matmul = op.work in ("matmul", "conv")
+        dtype = tensors[op.inputs[0]].dtype if is_matmul and op.inputs[0] else tensors[op.outputs[0]].dtype
+        launch_s = self.kind.launch_s if not op.fuses else 0.0
+        forward_s = op_time_s(op.flops * share, reads + writes, dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s)
+        backward_s = 0.0
+        if op.backward_flops:
+            times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
+            backward_s = op_time_s(
+                op.backward_flops * share, times * (reads + writes), dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s
+            )
+        return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown)
+
+    def cast(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
+        """Forward and backward seconds of a cast; infinite where there is none. No cotangent, no backward."""
+        price = self.casts.price(len(tensor.shape), source, target)
+        forward_s = price.forward_s(tensor.bytes)
+        return forward_s, (price.backward_s(tensor.bytes) if tensor.needs_grad else 0.0 if math.isfinite(forward_s) else math.inf)
+
+    def update_s(self, touched_bytes: float) -> float:
+        """Seconds of an optimizer update that reads and writes so many bytes on one device."""
+        return op_time_s(0.0, touched_bytes, "float32", self.kind, is_matmul=False) * self.slowdown
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Which tensors of a block go through memory: those that some unfused op reads or writes, and the block's outputs.
+
+    Attributes:
+        stored: names of tensors that are written to memory.
+    """
+
+    tensors: Mapping[str, Tensor]
+    stored: frozenset[str]
+
+    @staticmethod
+    def of_block(ops: tuple[Op, ...], tensors: Mapping[str, Tensor], outputs: frozenset[str]) -> "Traffic":
+        stored = set(outputs)
+        for op in ops:
+            if not op.fuses and op.work != "view":
+                stored.update(name for name in (*op.inputs, *op.outputs) if name)
+            else:
+                stored.update(name for name in op.inputs if name and tensors[name].role != "activation")
+        uses: dict[str, int] = {}
+        for op in ops:
+            for name in set(op.inputs):
+                uses[name] = uses.get(name, 0) + 1
+        stored.update(name for name, count in uses.items() if count > 1 and name in tensors)
+        return Traffic(tensors, frozenset(stored))
+
+    def of(self, op: Op, strategy: Strategy, mesh: tuple[int, ...]) -> tuple[float, float]:
+        """Bytes that one device reads and writes for an op."""
+        reads = sum(
+            self.tensors[name].bytes / split_factor(operand_spec(op, i, strategy), mesh)
+            for i, name in enumerate(op.inputs)
+            if name in self.stored
+        )
+        writes = sum(
+            self.tensors[name].bytes / split_factor(result_spec(op, i, strategy), mesh)
+            for i, name in enumerate(op.outputs)
+            if name in self.stored
+        )
+        return reads, writes
