@@ -7,6 +7,7 @@ it leaves a pending sum.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -198,3 +199,17 @@ class ModelGraph:
     def step_flops(self) -> float:
         """FLOPs of one microbatch's forward and backward pass, nothing recomputed."""
         return sum(self.classes[b.class_key].flops + self.classes[b.class_key].backward_flops for b in self.blocks)
+
+
+def derived_from_parameters(ops: Iterable[Op], tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of tensors that fused ops and views make of parameters alone (a weight cast to bfloat16, a broadcast bias).
+
+    They are never kept for the backward pass: their readers make them again from the parameter, gathering included.
+    """
+    derived: set[str] = set()
+    for op in ops:
+        names = [name for name in op.inputs if name]
+        weights = [name for name in names if tensors[name].role == "param" or name in derived]
+        if names and len(weights) == len(names) and (op.fuses or op.work == "view") and op.scope < 0:
+            derived.update(op.outputs)
+    return frozenset(derived)

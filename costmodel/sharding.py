@@ -20,9 +20,9 @@ JAX collective with a known transpose, and the transpose is its backward cost:**
     PARTIAL    -> VARYING   all_reduce       all_reduce
     PARTIAL    -> d         reduce_scatter   all_gather
     d          -> e         all_to_all       all_to_all
+    VARYING    -> REPLICATED all_reduce      nothing         of one device's copy, the others' masked to zero
 
-Nothing casts to PARTIAL, and VARYING does not cast back to REPLICATED: a planner never needs either. Where no gradient
-crosses a tensor the backward column is not run, and costs nothing.
+Nothing casts to PARTIAL. Where no gradient crosses a tensor the backward column is not run, and costs nothing.
 Axes that split one dim do so major to minor in mesh order.
 """
 
@@ -38,7 +38,7 @@ Spec = tuple[int, ...]
 Strategy = tuple[int, ...]  # per mesh axis: a factor index, REPLICATED, VARYING, or PASS - i for linear set i
 PASS = -3
 
-CastKind = Literal["slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "vary"]
+CastKind = Literal["slice", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "vary", "settle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CastStep:
     """One step of a cast on one mesh axis.
 
     Attributes:
-        kind: the forward operation; ``vary`` marks REPLICATED -> VARYING.
+        kind: the forward operation; ``vary`` marks REPLICATED -> VARYING, ``settle`` is VARYING -> REPLICATED.
         axis: index of the mesh axis.
         dim: the dim that is split, gathered or scattered; for all_to_all the dim that becomes split.
         from_dim: for all_to_all, the dim that was split.
@@ -64,7 +64,7 @@ class CastStep:
     @property
     def forward(self) -> str:
         """Collective of the forward pass, or '' where none is needed."""
-        return "" if self.kind in ("slice", "vary") else self.kind
+        return {"slice": "", "vary": "", "settle": "all_reduce"}.get(self.kind, self.kind)
 
     @property
     def backward(self) -> str:
@@ -77,7 +77,7 @@ class CastStep:
             return "" if self.invariant else "reduce_scatter"
         if self.kind == "all_reduce":
             return "" if self.invariant else "all_reduce"
-        return {"reduce_scatter": "all_gather", "all_to_all": "all_to_all"}[self.kind]
+        return {"reduce_scatter": "all_gather", "all_to_all": "all_to_all", "settle": ""}[self.kind]
 
 
 def local_shape(shape: Sequence[int], spec: Spec, mesh: Sequence[int]) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ def _cast(
         return all((current[a] == dim) == (target[a] == dim) for a in axes if a < axis)
 
     def may_close(axis: int) -> bool:
-        """Splitting the target's dim by `axis` now puts it in its final place: nothing lies behind, all before it does."""
+        """Splitting the target's dim by `axis` now puts it in its final place, all before it there and none behind."""
         dim = target[axis]
         return dim >= 0 and in_order_before(axis, dim) and all(current[a] != dim for a in axes if a > axis)
 
@@ -282,6 +282,9 @@ def internal_reductions(op: Op, strategy: Strategy) -> tuple[int, ...]:
 
 def describe(spec: Spec, tensor: Tensor, axis_names: Sequence[str]) -> str:
     """``[data, -, model] partial(x)``, for reports."""
-    dims = ["+".join(n for n, code in zip(axis_names, spec, strict=True) if code == d) or "-" for d in range(len(tensor.shape))]
+    dims = [
+        "+".join(n for n, code in zip(axis_names, spec, strict=True) if code == d) or "-"
+        for d in range(len(tensor.shape))
+    ]
     pending = [n for n, code in zip(axis_names, spec, strict=True) if code == PARTIAL]
     return f"[{', '.join(dims)}]" + (f" partial({', '.join(pending)})" if pending else "")

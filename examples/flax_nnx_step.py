@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from planner.frontend.task import TrainingTask
+from planner import TrainingTask
 
 VOCAB, SEQ, HIDDEN, HEADS, LAYERS = 8192, 128, 256, 8, 4
 

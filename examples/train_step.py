@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from planner.frontend.task import TrainingTask
+from planner import TrainingTask
 
 VOCAB, SEQ, HIDDEN, HEADS, LAYERS = 8192, 256, 512, 8, 6
 

@@ -41,11 +41,13 @@ SMALL = {**LARGE, "name": "Small-32GB", "memory_bytes": 32 * GIB, "peak_flops_pe
 
 def cluster_document(devices: int = 4) -> dict:
     """Two groups of one node each: `devices` large devices, and as many small ones."""
+    fabric = {"intra": [{"span": devices, "bandwidth_bytes_per_s": 3e11, "latency_s": 3e-6}]}
+    node = {"nodes": 1, "devices_per_node": devices, **fabric}
     return {
         "name": "mixed",
         "group": [
-            {"name": "large", "nodes": 1, "device": LARGE, "devices_per_node": devices, "price_per_device_hour": 2.0},
-            {"name": "small", "nodes": 1, "device": SMALL, "devices_per_node": devices},
+            {"name": "large", "device": LARGE, "price_per_device_hour": 2.0, **node},
+            {"name": "small", "device": SMALL, **node},
         ],
         "link": [{"between": ["large", "small"], "bandwidth_bytes_per_s": 12.5e9, "latency_s": 3e-5}],
     }

@@ -73,7 +73,9 @@ def _text(results: Sequence[CheckResult]) -> str:
 
 
 def _json(results: Sequence[CheckResult]) -> str:
-    return json.dumps({"passed": all(r.passed for r in results), "results": [_plain(r) for r in results]}, indent=1) + "\n"
+    return (
+        json.dumps({"passed": all(r.passed for r in results), "results": [_plain(r) for r in results]}, indent=1) + "\n"
+    )
 
 
 def _plain(result: CheckResult) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def _sarif(results: Sequence[CheckResult]) -> str:
             "id": rule.code,
             "name": "".join(word.capitalize() for word in rule.name.split("-")),
             "shortDescription": {"text": rule.summary},
-            "helpUri": f"{DOCUMENTATION}#{rule.code.lower()}",
+            "help": {"text": f"{rule.summary} See {rule.code} in {DOCUMENTATION}."},
             "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
         }
         for rule in RULES

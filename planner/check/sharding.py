@@ -85,7 +85,7 @@ def large_replicated(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     for stage, group, record in groups_of(plan):
         sizes = {axis.name: axis.size for axis in record.mesh}
         for at, parameter in enumerate(record.parameters):
-            parts = math.prod(sizes.get(axis, 1) for axis in chain(*parameter.value))
+            parts = max(math.prod(sizes.get(axis, 1) for axis in chain(*parameter.value)), 1)
             total = math.prod(parameter.shape) * itemsize(parameter.dtype)
             local, copies = total // parts, len(record.devices) // parts
             if copies < 2 or local < REPLICATED_SHARE * record.memory.limit_bytes or local < 1 << 20:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from costmodel.sharding import CastStep
@@ -28,7 +29,9 @@ def _apply(x: Any, step: CastStep, axis: str, size: int) -> Any:
         case "vary":
             return lax.pcast(x, (axis,), to="varying")
         case "slice":
-            return _slice_of_invariant(x, axis, size, step.dim) if step.invariant else _own_part(x, axis, size, step.dim)
+            return (
+                _slice_of_invariant(x, axis, size, step.dim) if step.invariant else _own_part(x, axis, size, step.dim)
+            )
         case "all_gather":
             if step.invariant:
                 return jc.all_gather_invariant(x, axis, step.dim)
@@ -38,6 +41,9 @@ def _apply(x: Any, step: CastStep, axis: str, size: int) -> Any:
         case "all_reduce":
             total = lax.psum(x, axis)
             return total if step.invariant else lax.pcast(total, (axis,), to="varying")
+        case "settle":
+            first = jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros_like(x))
+            return lax.psum(first, axis)
         case "all_to_all":
             return lax.all_to_all(x, axis, split_axis=step.dim, concat_axis=step.from_dim, tiled=True)
 

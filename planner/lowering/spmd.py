@@ -5,14 +5,15 @@ transposes that `costmodel.sharding` prices. A value is cast once for each spec 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from costmodel.errors import LoweringError
-from costmodel.graph import Op
+from costmodel.graph import Op, Tensor, derived_from_parameters
 from costmodel.sharding import REPLICATED, Spec, Strategy, cast, operand_spec, result_spec
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Constant, Equation, Program, Value
@@ -28,8 +29,9 @@ class LocalProgram:
 
     Attributes:
         strategies: op name -> strategy; ops left out are replicated on every axis.
-        regather: names of inputs (parameters) that are stored split and gathered by their ops: the gathered value is
-            not kept for the backward pass but gathered again.
+        tensors: of the program; needed with `regather`.
+        regather: names of inputs (all parameters) whose casts and gathers are not kept for the backward pass but run
+            again. Empty where a remat around the whole program does so anyway.
     """
 
     program: Program
@@ -37,6 +39,7 @@ class LocalProgram:
     strategies: Mapping[str, Strategy]
     mesh: tuple[int, ...]
     axis_names: tuple[str, ...]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     regather: frozenset[str] = frozenset()
 
     def __call__(
@@ -91,7 +94,8 @@ class LocalProgram:
         """Runs a region that the user wrapped in ``jax.checkpoint``, wrapped again."""
         scope = equations[0].scopes[depth]
         made = {v.name for e in equations for v in e.outputs}
-        needs = sorted({o.name for e in equations for o in e.inputs if isinstance(o, Value)} - made)
+        read = {o.name for e in equations for o in e.inputs if isinstance(o, Value)} - made
+        needs = sorted({root for name in read for root in (self._roots[name] if name in self._lazy_makers else (name,))})
 
         def region(inner: dict[str, Versions]) -> dict[str, Any]:
             local = {name: dict(versions) for name, versions in inner.items()}
@@ -103,41 +107,99 @@ class LocalProgram:
         env.update({name: {source[name]: x} for name, x in results.items()})
 
     def _one(self, equation: Equation, env: dict[str, Versions], source: dict[str, Spec]) -> None:
+        if equation.name in self._lazy:
+            return
+        op, strategy, targets = self._placed(equation)
+        again = [isinstance(o, Value) and o.name in self._weights for o in equation.inputs]
+        if any(again):
+            results = self._with_weights(equation, again, targets, env, source)
+        else:
+            operands = [self._operand(o, t, env, source) for o, t in zip(equation.inputs, targets, strict=True)]
+            results = self._apply(equation, operands)
+        self._record(equation, op, strategy, results, env, source)
+
+    def _placed(self, equation: Equation) -> tuple[Op, Strategy, list[Spec]]:
         op = self.ops[equation.name]
         strategy = self.strategies.get(equation.name, (REPLICATED,) * len(self.mesh))
+        return op, strategy, [operand_spec(op, i, strategy) for i in range(len(equation.inputs))]
+
+    def _apply(self, equation: Equation, operands: list[Any]) -> list[Any]:
+        op, strategy, _ = self._placed(equation)
         place = Placement(op=op, strategy=strategy, mesh=self.mesh, axis_names=self.axis_names)
-        targets = [operand_spec(op, i, strategy) for i in range(len(equation.inputs))]
-        rule = rule_for(equation.primitive.name)
+        return run_on_shards(equation, rule_for(equation.primitive.name), place, operands)
 
-        def run(operands: list[Any]) -> list[Any]:
-            return run_on_shards(equation, rule, place, operands)
-
-        again = [
-            isinstance(o, Value) and o.name in self.regather and source[o.name] != t
-            for o, t in zip(equation.inputs, targets, strict=True)
-        ]
-        if any(again):
-            # The gather sits inside a remat whose other inputs are kept: only the gather runs again for the backward
-            # pass (the op's own result is not needed there, so it is not recomputed).
-            kept = [
-                env[o.name][source[o.name]] if g else self._operand(o, t, env, source)
-                for o, t, g in zip(equation.inputs, targets, again, strict=True)
-            ]
-
-            def gathered(operands: list[Any]) -> list[Any]:
-                return run([
-                    self._cast(x, o, source[o.name], t) if g else x
-                    for x, o, t, g in zip(operands, equation.inputs, targets, again, strict=True)
-                ])
-
-            results = jax.checkpoint(gathered)(kept)
-        else:
-            results = run([self._operand(o, t, env, source) for o, t in zip(equation.inputs, targets, strict=True)])
+    def _record(
+        self, equation: Equation, op: Op, strategy: Strategy, results: list[Any], env: dict[str, Versions], source: dict[str, Spec]
+    ) -> None:
         for i, (value, x) in enumerate(zip(equation.outputs, results, strict=True)):
             spec = result_spec(op, i, strategy)
             self._check(equation, value, x, spec)
             source[value.name] = spec
             env[value.name] = {spec: x}
+
+    def _with_weights(
+        self, equation: Equation, again: list[bool], targets: list[Spec], env: dict[str, Versions], source: dict[str, Spec]
+    ) -> list[Any]:
+        """Runs an op that reads weights. Their casts and gathers sit inside a remat whose other inputs are kept, so that
+        only they run again for the backward pass (the op's result is not needed there, so it is not recomputed)."""
+        roots = sorted({root for o, g in zip(equation.inputs, again, strict=True) if g for root in self._roots[o.name]})  # type: ignore[union-attr]
+        others = [
+            None if g else self._operand(o, t, env, source) for o, t, g in zip(equation.inputs, targets, again, strict=True)
+        ]
+
+        def run(weights: dict[str, Any], operands: list[Any]) -> list[Any]:
+            inner: dict[str, Versions] = {name: {source[name]: x} for name, x in weights.items()}
+            specs = {name: source[name] for name in weights}
+
+            def make(value: Value) -> None:
+                if value.name in inner:
+                    return
+                maker = self._lazy_makers[value.name]
+                op, strategy, needs = self._placed(maker)
+                args = []
+                for o, t in zip(maker.inputs, needs, strict=True):
+                    if isinstance(o, Value):
+                        make(o)
+                    args.append(self._operand(o, t, inner, specs))
+                self._record(maker, op, strategy, self._apply(maker, args), inner, specs)
+
+            args = []
+            for o, t, x, g in zip(equation.inputs, targets, operands, again, strict=True):
+                if g:
+                    assert isinstance(o, Value)
+                    make(o)
+                    x = self._fetch(o, t, inner, specs)
+                args.append(x)
+            return self._apply(equation, args)
+
+        return jax.checkpoint(run)({name: env[name][source[name]] for name in roots}, others)
+
+    @cached_property
+    def _lazy_makers(self) -> dict[str, Equation]:
+        """Value -> the equation that makes it of parameters alone, where `regather` asks not to keep it."""
+        if not self.regather:
+            return {}
+        derived = derived_from_parameters(self.ops.values(), self.tensors)
+        kept = {o.name for o in self.program.outputs if isinstance(o, Value)}
+        return {v.name: e for e in self.program.equations for v in e.outputs if v.name in derived and v.name not in kept}
+
+    @cached_property
+    def _lazy(self) -> set[str]:
+        return {e.name for e in self._lazy_makers.values()}
+
+    @cached_property
+    def _roots(self) -> dict[str, frozenset[str]]:
+        """Weight or value made of weights -> the parameters that it is made of."""
+        roots = {name: frozenset({name}) for name in self.regather}
+        for e in self.program.equations:
+            if e.name in self._lazy:
+                of = frozenset().union(*(roots[o.name] for o in e.inputs if isinstance(o, Value)))
+                roots.update((v.name, of) for v in e.outputs)
+        return roots
+
+    @cached_property
+    def _weights(self) -> frozenset[str]:
+        return frozenset(self._roots)
 
     def _check(self, equation: Equation, value: Value, x: Any, spec: Spec) -> None:
         shape = tuple(n for n in value.shape)

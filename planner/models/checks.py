@@ -51,6 +51,14 @@ def divides(family: str, part: str, parts: int, whole: str, size: int) -> None:
         )
 
 
+def even(family: str, name: str, value: int, why: str) -> None:
+    """`value` must be even."""
+    if value % 2:
+        raise InputError(
+            "MP122", f"{family}: {name}={value} must be even: {why}", f"use {name}={value - 1} or {value + 1}"
+        )
+
+
 def one_of(family: str, name: str, value: Any, legal: tuple[str, ...]) -> None:
     """`value` must be one of the named choices."""
     if value not in legal:

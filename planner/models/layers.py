@@ -41,14 +41,15 @@ def layer_norm(x: jax.Array, norm: Params, *, eps: float) -> jax.Array:
     """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last dim, in float32; keeps the dtype of `x`."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, -1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
+    # A product of a value with itself: `jnp.square` would keep twice the value as one more float32 residual.
+    variance = jnp.mean(centred * centred, -1, keepdims=True)
     return (centred * lax.rsqrt(variance + eps) * norm["scale"] + norm["bias"]).astype(x.dtype)
 
 
 def rms_norm(x: jax.Array, norm: Params, *, eps: float) -> jax.Array:
     """``x / sqrt(mean(x^2) + eps) * scale`` over the last dim, in float32; keeps the dtype of `x`."""
     wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(wide), -1, keepdims=True)
+    mean_square = jnp.mean(wide * wide, -1, keepdims=True)
     return (wide * lax.rsqrt(mean_square + eps) * norm["scale"]).astype(x.dtype)
 
 

@@ -1,6 +1,5 @@
 """A training task from the user's own file: ``path.py:function`` (code MP124; a missing file is MP125)."""
 
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -44,17 +43,18 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _execute(path: Path) -> ModuleType:
-    # A name of its own, so that train.py does not stand in for a package of that name.
+    # A name of its own, so that train.py does not stand in for a package of that name; run from source, so that no
+    # compiled copy is left behind or read.
     name = f"meshplan_user_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a .py path always has a loader
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module  # dataclasses and pickling look the module up
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[name]
-        raise _failure(path, "running the file", error) from error
+        hint = f"run `python {path}` to see the whole trace"
+        raise _failure(path, "running the file", error, hint) from error
     return module
 
 
@@ -93,7 +93,8 @@ def _call(build: Callable[..., Any], path: Path, function: str, *, seq: int | No
     try:
         task = build(**arguments)
     except Exception as error:
-        raise _failure(path, f"calling {function}", error) from error
+        hint = f"call {function}() in a Python session to see the whole trace"
+        raise _failure(path, f"calling {function}", error, hint) from error
     if not isinstance(task, TrainingTask):
         raise InputError(
             "MP124",
@@ -105,7 +106,7 @@ def _call(build: Callable[..., Any], path: Path, function: str, *, seq: int | No
     return task
 
 
-def _failure(path: Path, doing: str, error: Exception) -> InputError:
+def _failure(path: Path, doing: str, error: Exception, hint: str) -> InputError:
     """The error with the last line of the user's file that it passed through."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
@@ -114,8 +115,4 @@ def _failure(path: Path, doing: str, error: Exception) -> InputError:
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
     where = f"{path}:{line}" if line is not None else str(path)
     text = str(error) or "no message"
-    return InputError(
-        "MP124",
-        f"{doing} failed at {where}: {type(error).__name__}: {text}",
-        f"run `python {path}` to see the whole trace",
-    )
+    return InputError("MP124", f"{doing} failed at {where}: {type(error).__name__}: {text}", hint)

@@ -44,7 +44,7 @@ def decode(data: bytes, *, source: str = "") -> Plan:
     try:
         return convert(document, Plan, code="MP152")
     except InputError as error:
-        raise InputError(error.code, f"{_in(source)}{error.message}", error.hint) from None
+        raise InputError(error.code, f"{_in(source)}{error.message}", error.hint or _WRITE_HINT) from None
 
 
 _WRITE_HINT = "write plans with `meshplan plan -o FILE` or `planner.save_plan`"

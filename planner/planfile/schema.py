@@ -260,3 +260,14 @@ class Plan(Document, frozen=True):
     versions: dict[str, str]
     profile: str | None = None
     compile_check: dict[str, str] | None = None
+
+    def __repr__(self) -> str:
+        """One screen: head line, stages, worst memory, bound."""
+        from planner.report.explain import explain
+
+        return explain(self).summary
+
+    def _repr_html_(self) -> str:
+        from planner.report.explain import explain
+
+        return explain(self)._repr_html_()

@@ -9,6 +9,7 @@ from planner.check.figures import MEMORY_ITEMS
 from planner.planfile.fingerprint import short_fingerprint
 from planner.planfile.schema import Finding, GroupPlan, Plan
 from planner.report.degrees import group_degrees, plan_degrees
+from planner.report.device_names import device_runs
 from planner.report.words import GLOSSARY, PROVENANCE_MEANINGS
 
 
@@ -177,7 +178,7 @@ def _headline(plan: Plan) -> Iterator[str]:
         yield f"{used} of {cluster.devices} devices are used"
     yield (
         f"model {short_fingerprint(model.fingerprint)}, cluster {short_fingerprint(cluster.fingerprint)}"
-        + (f", profile {plan.profile}" if plan.profile else ", no profile: times are from datasheets")
+        + (f", profile {plan.profile}" if plan.profile else ", no profile")
     )  # fmt: skip
 
 
@@ -185,15 +186,13 @@ def _label(plan: Plan, stage: int, group: GroupPlan) -> str:
     return f"stage {stage}" + (f" {group.name}" if len(plan.stages[stage].groups) > 1 else "")
 
 
-def _pace_s(plan: Plan, stage: int, group: GroupPlan) -> float:
+def _pace_s(group: GroupPlan) -> float:
     """Time that the group spends on its microbatches in a step."""
     return len(group.microbatches) * (group.time.forward_s + group.time.backward_s)
 
 
 def _stage_rows(plan: Plan) -> Iterator[StageRow]:
-    slowest_s = max(
-        (_pace_s(plan, at, group) for at, stage in enumerate(plan.stages) for group in stage.groups), default=0.0
-    )
+    slowest_s = max((_pace_s(group) for at, stage in enumerate(plan.stages) for group in stage.groups), default=0.0)
     many = sum(len(stage.groups) for stage in plan.stages) > 1
     for at, stage in enumerate(plan.stages):
         for group in stage.groups:
@@ -212,39 +211,8 @@ def _stage_rows(plan: Plan) -> Iterator[StageRow]:
                 forward_s=group.time.forward_s,
                 backward_s=group.time.backward_s,
                 once_s=group.time.once_s,
-                binds=many and _pace_s(plan, at, group) == slowest_s,
+                binds=many and _pace_s(group) == slowest_s,
             )
-
-
-def device_runs(devices: tuple[str, ...]) -> tuple[str, ...]:
-    """Device ids with runs of indices joined: ``a100/0/0``, ``a100/0/1`` is ``a100/0/0-1``; equal nodes are joined too.
-
-    The order of devices is their order in the mesh; only ascending runs are joined.
-    """
-    nodes: list[tuple[str, str, list[str]]] = []  # cluster group, node, index runs
-    last = -1
-    for device in devices:
-        group, node, index = (device.split("/") + ["", ""])[:3]
-        number = int(index) if index.isdigit() else -1
-        if nodes and nodes[-1][:2] == (group, node):
-            runs = nodes[-1][2]
-            if number == last + 1 and number > 0:
-                runs[-1] = f"{runs[-1].split('-')[0]}-{number}"
-            else:
-                runs.append(index)
-        else:
-            nodes.append((group, node, [index]))
-        last = number
-    joined: list[tuple[str, str, str, list[str]]] = []  # group, first node, last node, runs
-    for group, node, runs in nodes:
-        if joined and joined[-1][0] == group and joined[-1][3] == runs and node.isdigit() and joined[-1][2].isdigit():
-            if int(node) == int(joined[-1][2]) + 1:
-                joined[-1] = (group, joined[-1][1], node, runs)
-                continue
-        joined.append((group, node, node, runs))
-    return tuple(
-        f"{group}/{first if first == end else f'{first}-{end}'}/{','.join(runs)}" for group, first, end, runs in joined
-    )
 
 
 def _memory_rows(plan: Plan) -> Iterator[MemoryRow]:
@@ -292,7 +260,9 @@ def _communication_rows(plan: Plan) -> Iterator[CommunicationRow]:
                     yield CommunicationRow(where=where, phase=phase, what=what, time_s=time_s * count)
             rest = [kind for kind in sorted(time.collectives) if not kind.startswith(("forward", "backward"))]
             if time.gradient_reduction_s or rest:
-                what = ", ".join(f"{time.collectives[kind]} {kind}" for kind in rest) or "gradients summed over replicas"
+                what = (
+                    ", ".join(f"{time.collectives[kind]} {kind}" for kind in rest) or "gradients summed over replicas"
+                )
                 yield CommunicationRow(where=where, phase="once", what=what, time_s=time.gradient_reduction_s)
     for transfer in plan.transfers:
         where = f"stage {transfer.from_stage} -> {transfer.to_stage}"
@@ -330,7 +300,7 @@ def _certificate(plan: Plan) -> Iterator[str]:
         )
     yield (
         f"Any plan at all needs at least {format_seconds(certificate.hardware_bound_s)}: the model's FLOPs at the rate "
-        f"that all devices of the cluster reach together ({certificate.hardware_gap:.1%} of this plan's time is above it)."
+        f"that all devices of the cluster reach together ({certificate.hardware_gap:.1%} of this plan's time is more)."
     )
     yield f"Status: {certificate.status}."
     if certificate.limit_fired:

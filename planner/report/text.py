@@ -35,10 +35,8 @@ def render_summary(explanation: Explanation) -> str:
     worst = explanation.memory[0] if explanation.memory else None
     lines = [*_head(explanation), "", _stages(explanation), ""]
     if worst is not None:
-        lines.append(
-            f"worst memory: stage {worst.stage}, {format_bytes(worst.total_bytes)} of {format_bytes(worst.limit_bytes)} "
-            f"a device"
-        )
+        total, limit = format_bytes(worst.total_bytes), format_bytes(worst.limit_bytes)
+        lines.append(f"worst memory: stage {worst.stage}, {total} of {limit} a device")
     lines += [*_wrap(explanation.certificate[0]), *_baseline_line(explanation)]
     errors = sum(finding.severity != "note" for finding in explanation.findings)
     if errors:
@@ -142,7 +140,9 @@ def _baselines(explanation: Explanation) -> str:
 
 
 def _baseline_line(explanation: Explanation) -> Iterator[str]:
-    best = min((row for row in explanation.baselines if row.ratio is not None), key=lambda row: row.ratio or 0, default=None)
+    best = min(
+        (row for row in explanation.baselines if row.ratio is not None), key=lambda row: row.ratio or 0, default=None
+    )
     if best is not None:
         yield f"best baseline: {best.name} takes {best.ratio:.2f} times as long"
     elif explanation.baselines:

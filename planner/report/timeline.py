@@ -1,8 +1,10 @@
 """When each action of a plan's schedule runs, by the plan's own stage times, and as a text grid."""
 
+from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, Schedule
 from costmodel.simulate import SendTimes, Simulation, StageTimes, TimelineEntry, simulate
 from costmodel.units import format_seconds
+from planner.check.placement import groups_of
 from planner.check.timetable import schedule_of
 from planner.planfile.schema import Plan
 
@@ -18,8 +20,11 @@ def run_schedule(plan: Plan) -> Simulation:
     """
     schedule = schedule_of(plan)
     times: dict[Actor, StageTimes] = {}
+    known = {(stage, group): record.time for stage, group, record in groups_of(plan)}
     for row in schedule.actions:
-        time = plan.stages[row.stage].groups[row.group].time
+        if row.actor not in known:
+            raise InputError("MP615", f"the schedule names {row.actor}, which the plan does not have")
+        time = known[row.actor]
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
         for stage in virtual:
             times[Actor(stage, row.group)] = StageTimes(

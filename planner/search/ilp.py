@@ -1,10 +1,11 @@
 """Sparse arrays of the intra-op ILP (formulas E0 to E7 of `planner.search.intra_op`)."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.problem import NOT_NEEDED, Floats, IntraOpProblem, Ints, TensorEdge
+from planner.search.problem import NOT_NEEDED, Floats, Goal, IntraOpProblem, Ints, TensorEdge
 from planner.search.solver import LinearProgram
 
 
@@ -23,15 +24,16 @@ class Layout:
 
 
 def build_ilp(
-    problem: IntraOpProblem, *, time_scale: float, memory_scale: float | None = None, minimise_excess: bool = False
+    problem: IntraOpProblem, *, goal: Goal, scale: float, cutoff: float = math.inf
 ) -> tuple[LinearProgram, Layout]:
     """The ILP of a problem.
 
     Args:
-        time_scale: seconds that count as one in the objective.
-        memory_scale: bytes that count as one in the memory rows; each row's budget where omitted.
-        minimise_excess: minimise E, by which all rows may exceed their budgets, instead of time (`least_memory`).
+        scale: seconds (goal time) or bytes (goal excess) that count as one in the objective.
+        cutoff: largest objective of interest, in seconds or bytes.
     """
+    minimise_excess = goal is Goal.excess
+    time_scale = 1.0 if minimise_excess else scale
     build = _Builder()
     first = tuple(
         int(build.variables(node.time_s / time_scale, integer=True, fixed=~np.isfinite(node.time_s))[0])
@@ -40,22 +42,24 @@ def build_ilp(
     for start, size in zip(first, problem.sizes, strict=True):  # E1
         build.row(np.arange(start, start + size), np.ones(size), 1.0, 1.0)
     rows = len(problem.budget_bytes)
-    scale = np.maximum(np.abs(problem.budget_bytes), 1.0) if memory_scale is None else np.full(rows, memory_scale)
+    unit = np.full(rows, scale) if minimise_excess else np.maximum(np.abs(problem.budget_bytes), 1.0)
     in_row: list[list[tuple[Ints, Floats]]] = [[] for _ in range(rows)]
     for node, start in zip(problem.nodes, first, strict=True):
         for row in range(rows):
-            in_row[row].append((start + np.arange(len(node.time_s)), node.memory_bytes[row] / scale[row]))
+            in_row[row].append((start + np.arange(len(node.time_s)), node.memory_bytes[row] / unit[row]))
     for tensor in problem.tensors:
         paid, source, target = _tensor(build, problem, tensor, first, time_scale)
         for row in range(rows):
-            in_row[row].append((paid, tensor.cast_memory_bytes[row, source, target] / scale[row]))
+            in_row[row].append((paid, tensor.cast_memory_bytes[row, source, target] / unit[row]))
     if rows:
-        _memory_rows(build, problem, first, scale, in_row, minimise_excess)
+        _memory_rows(build, problem, first, unit, in_row, minimise_excess)
     program = build.program()
     if minimise_excess:
         objective = np.zeros(len(program.objective))
         objective[-1] = 1.0
         program = replace(program, objective=objective)
+    if math.isfinite(cutoff):
+        program = _below(program, cutoff / scale)
     return program, Layout(first=first, sizes=problem.sizes)
 
 
@@ -69,6 +73,19 @@ def without(program: LinearProgram, layout: Layout, choice: tuple[int, ...]) -> 
         values=np.concatenate([program.values, np.ones(len(chosen))]),
         row_lower=np.append(program.row_lower, -np.inf),
         row_upper=np.append(program.row_upper, len(chosen) - 1.0),
+    )
+
+
+def _below(program: LinearProgram, cutoff: float) -> LinearProgram:
+    """The program with its objective held at or below `cutoff`."""
+    costly = np.flatnonzero(program.objective)
+    return replace(
+        program,
+        rows=np.concatenate([program.rows, np.full(len(costly), len(program.row_lower))]),
+        columns=np.concatenate([program.columns, costly]),
+        values=np.concatenate([program.values, program.objective[costly]]),
+        row_lower=np.append(program.row_lower, -np.inf),
+        row_upper=np.append(program.row_upper, cutoff),
     )
 
 
@@ -105,12 +122,12 @@ def _memory_rows(
     build: "_Builder",
     problem: IntraOpProblem,
     first: tuple[int, ...],
-    scale: Floats,
+    units: Floats,
     in_row: list[list[tuple[Ints, Floats]]],
     minimise_excess: bool,
 ) -> None:
     """E5 and E6; the excess E, where asked for, is the last variable."""
-    unit = float(scale.max())
+    unit = float(units.max())
     floor = max(0.0, max(float(node.transient_bytes.min()) for node in problem.nodes))
     transient = build.variables(np.zeros(1), lower=floor / unit)
     for node, start in zip(problem.nodes, first, strict=True):
@@ -123,8 +140,8 @@ def _memory_rows(
     excess = build.variables(np.zeros(1), lower=-np.inf) if minimise_excess else np.zeros(0, dtype=np.int64)
     for row, parts in enumerate(in_row):
         columns = np.concatenate([*(column for column, _ in parts), transient, excess])
-        values = np.concatenate([*(value for _, value in parts), [unit / scale[row]], -np.ones(len(excess))])
-        build.row(columns, values, -np.inf, float(problem.budget_bytes[row] / scale[row]))
+        values = np.concatenate([*(value for _, value in parts), [unit / units[row]], -np.ones(len(excess))])
+        build.row(columns, values, -np.inf, float(problem.budget_bytes[row] / units[row]))
 
 
 class _Builder:

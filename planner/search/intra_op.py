@@ -11,7 +11,8 @@
 
 `solve` takes the cheapest road that proves its answer: (1) reduce without rows and eliminate exactly; where that
 optimum fits, it is the answer. (2) Reduce with rows. (3) Lagrangian relaxation over the same elimination: a bound, an
-incumbent, and strategies ruled out. (4) The ILP above on what is left.
+incumbent, and a bound for every strategy. (4) The ILP over the strategies whose bound is below a cutoff: what it finds
+below the cutoff is the optimum, and finding nothing raises the bound to the cutoff; the cutoff grows until one happens.
 """
 
 import math
@@ -25,48 +26,80 @@ from planner.search.ilp import build_ilp, without
 from planner.search.lagrange import relax
 from planner.search.problem import (
     Floats,
+    Goal,
     IntraOpProblem,
     Node,
     SearchBudget,
     SearchStatus,
     Solution,
     evaluate,
+    gap_unit,
+    score,
 )
-from planner.search.solver import ProgramStatus, minimise
+from planner.search.solver import minimise
 
 OBJECTIVE_SCALE = 1e3
 """Objectives are scaled to about this size, because HiGHS's tolerances are absolute."""
 
 ROUNDING = 1e-9
-"""Relative difference between a bound and a time that sums of floats can make."""
+"""Relative difference between a bound and a value that sums of floats can make."""
+
+FIRST_CUTOFF, CUTOFF_GROWTH = 0.002, 4.0
+"""The first cutoff lies this share above the bound; each further one adds this many times the distance."""
+
+NEAR_MISSES = 50
+"""Assignments that fit only within HiGHS's tolerance and are ruled out one by one, before the search gives up."""
 
 
 def solve(problem: IntraOpProblem, *, budget: SearchBudget | None = None) -> Solution:
     """The fastest assignment that fits, with a bound; the same input gives the same output.
 
-    An infeasible problem comes back with the status, and with the assignment that misses the memory budget by least.
+    An infeasible problem comes back with the status and with the assignment that misses the memory budget by least.
     """
-    return _Search(problem, budget or SearchBudget()).run()
+    return _Search(problem, Goal.time, budget or SearchBudget()).run()
 
 
 def solve_by_ilp(problem: IntraOpProblem, *, budget: SearchBudget | None = None) -> Solution:
     """`solve` by the ILP alone, without reductions, elimination or relaxation: the reference for the other roads."""
-    search = _Search(problem, budget or SearchBudget())
-    search.ilp(problem, None)
+    search = _Search(problem, Goal.time, budget or SearchBudget())
+    search.ilp(problem, None, math.inf)
     return search.finish()
 
 
 def least_memory(problem: IntraOpProblem, *, budget: SearchBudget | None = None) -> Solution:
-    """The assignment whose worst row misses its budget by least, time aside; `missing_bytes` is that miss or 0.
+    """The assignment whose worst row exceeds its budget by least, time aside; `missing_bytes` is that excess or 0.
 
-    Rows without a budget do not count; where no row has one, the largest row is minimised. `bound_s` is no bound on
-    time here and stays 0.
+    Rows without a budget do not count; where no row has one, the largest row is minimised. `bound_s` stays 0: nothing
+    is proven about time. The excess is within `relative_gap` × budget of the least.
     """
-    budget = budget or SearchBudget()
+    return _least_memory(problem, budget or SearchBudget())
+
+
+def _least_memory(problem: IntraOpProblem, budget: SearchBudget) -> Solution:
     finite = np.isfinite(problem.budget_bytes)
     rows = np.flatnonzero(finite) if finite.any() else np.arange(len(finite))
-    limits = problem.budget_bytes[rows] if finite.any() else np.zeros(len(rows))
-    timeless = IntraOpProblem(
+    timeless = _timeless(problem, rows, problem.budget_bytes[rows] if finite.any() else np.zeros(len(rows)))
+    search = _Search(timeless, Goal.excess, budget)
+    status = search.run_excess()
+    if not search.choice:
+        return _nothing(status, search)
+    cost = evaluate(problem, search.choice)
+    return Solution(
+        choice=search.choice,
+        time_s=cost.time_s,
+        bound_s=0.0,
+        status=status,
+        memory_bytes=tuple(float(x) for x in cost.memory_bytes + cost.transient_bytes),
+        missing_bytes=cost.missing_bytes,
+        limit_fired=search.limit_fired,
+        wall_limit_fired=search.wall_limit_fired,
+        effort=search.effort,
+    )
+
+
+def _timeless(problem: IntraOpProblem, rows: np.ndarray, limits: Floats) -> IntraOpProblem:
+    """The problem with all times zero (impossible stays impossible) and only some of its rows."""
+    return IntraOpProblem(
         nodes=tuple(
             Node(
                 name=node.name,
@@ -86,102 +119,73 @@ def least_memory(problem: IntraOpProblem, *, budget: SearchBudget | None = None)
         ),
         budget_bytes=limits,
     )
-    reduced = reduce.apply(timeless, keep_rows=True)
-    if isinstance(reduced, SearchStatus):
-        return _nothing(SearchStatus.infeasible_casts)
-    scale = max(float(np.abs(limits).max(initial=0.0)), _largest_memory(timeless), 1.0)
-    program, layout = build_ilp(reduced.problem, time_scale=1.0, memory_scale=scale, minimise_excess=True)
-    result = minimise(program, relative_gap=1e-9, node_limit=budget.mip_nodes, wall_s=budget.wall_s)
-    if result.status is ProgramStatus.infeasible:
-        return _nothing(SearchStatus.infeasible_casts)
-    if not len(result.values):
-        return replace(_nothing(SearchStatus.unknown_limit), limit_fired=True, bound_s=0.0)
-    choice = reduced.invert(layout.read(result.values))
-    cost = evaluate(problem, choice)
-    return Solution(
-        choice=choice,
-        time_s=cost.time_s,
-        bound_s=0.0,
-        status=SearchStatus.feasible_limit if result.limit_fired else SearchStatus.optimal,
-        memory_bytes=tuple(float(x) for x in cost.memory_bytes + cost.transient_bytes),
-        missing_bytes=cost.missing_bytes,
-        limit_fired=result.limit_fired,
-        wall_limit_fired=result.wall_limit_fired,
-    )
-
-
-def _nothing(status: SearchStatus) -> Solution:
-    return Solution(choice=(), time_s=math.inf, bound_s=math.inf, status=status)
-
-
-def _largest_memory(problem: IntraOpProblem) -> float:
-    return max((float(node.memory_bytes.max(initial=0.0)) for node in problem.nodes), default=0.0)
 
 
 class _Search:
-    """Incumbent and bound of one `solve`, in terms of the original problem."""
+    """Incumbent and bound of one search in the goal's unit, in terms of the problem that it was given."""
 
-    def __init__(self, problem: IntraOpProblem, budget: SearchBudget):
-        self.problem, self.budget = problem, budget
+    def __init__(self, problem: IntraOpProblem, goal: Goal, budget: SearchBudget):
+        self.problem, self.goal, self.budget = problem, goal, budget
         self.choice: tuple[int, ...] = ()
-        self.time_s = math.inf
-        self.bound_s = -math.inf
+        self.value = math.inf
+        self.bound = -math.inf
         self.limit_fired = self.wall_limit_fired = False
         self.effort: dict[str, int] = {}
 
     def run(self) -> Solution:
+        """All roads towards the least time."""
         free = reduce.apply(self.problem, with_memory=False)
         if isinstance(free, SearchStatus):
-            return _nothing(SearchStatus.infeasible_casts)
-        elimination = self._eliminate(free.problem)
+            return _nothing(free, self)
         self.effort["strategies_without_rows"] = sum(free.problem.sizes)
+        elimination = Elimination.build(free.problem, self.budget.table_entries)
         if elimination is not None:
-            bound_s, choice = elimination.minimise(*_costs(free.problem))
+            self.bound, choice = elimination.minimise(*_costs(free.problem))
             if not choice:
-                return _nothing(SearchStatus.infeasible_casts)
-            self.bound_s = bound_s
-            if self.offer(free.invert(choice)):
-                return self.finish()
-        fitted = reduce.apply(self.problem)
-        if isinstance(fitted, SearchStatus):
-            return self._infeasible(fitted)
-        self.effort["strategies_with_rows"] = sum(fitted.problem.sizes)
-        if len(fitted.problem.budget_bytes):
-            fitted = self._relax(fitted)
-            if fitted is None:
-                return self.finish()
-        self.ilp(fitted.problem, fitted)
+                return _nothing(SearchStatus.infeasible_casts, self)
+            self.offer(free.invert(choice))
+        if not self.closed():
+            self._with_rows()
         return self.finish()
 
+    def run_excess(self) -> SearchStatus:
+        """All roads towards the least excess."""
+        reduced = reduce.apply(self.problem, keep_rows=True)
+        if isinstance(reduced, SearchStatus):
+            return reduced
+        self._close(reduced)
+        if self.choice:
+            return SearchStatus.optimal if self.closed() else SearchStatus.feasible_limit
+        return SearchStatus.unknown_limit if self.limit_fired else SearchStatus.infeasible_casts
+
     def offer(self, choice: tuple[int, ...]) -> bool:
-        """Take an assignment as incumbent if it fits and is faster. Returns whether it fits."""
-        cost = evaluate(self.problem, choice)
-        if cost.feasible and cost.time_s < self.time_s:
-            self.choice, self.time_s = choice, cost.time_s
-        return cost.feasible
+        """Take an assignment as incumbent if it counts and is better. Returns whether it counts."""
+        value = score(self.problem, choice, self.goal)
+        if value < self.value:
+            self.choice, self.value = choice, value
+        return value < math.inf
+
+    def unit(self) -> float:
+        """What the relative gap is relative to."""
+        return gap_unit(self.problem, self.goal, self.value if self.choice else self.bound)
 
     def closed(self) -> bool:
         """Whether the gap is within the request (or within rounding)."""
-        gap = max(self.budget.relative_gap, ROUNDING)
-        return bool(self.choice) and self.time_s - self.bound_s <= gap * abs(self.time_s)
+        return bool(self.choice) and self.value - self.bound <= max(self.budget.relative_gap, ROUNDING) * self.unit()
 
     def finish(self) -> Solution:
-        """The result as it stands."""
+        """The result as it stands, for the goal of least time."""
+        if not self.choice and self.limit_fired and self.bound < math.inf:
+            return _nothing(SearchStatus.unknown_limit, self)
         if not self.choice:
-            if self.bound_s == math.inf or not self.limit_fired:
-                return self._infeasible(SearchStatus.infeasible_memory)
-            return replace(
-                _nothing(SearchStatus.unknown_limit),
-                bound_s=self.bound_s,
-                limit_fired=True,
-                wall_limit_fired=self.wall_limit_fired,
-                effort=self.effort,
-            )
+            closest = _least_memory(self.problem, self.budget)
+            status = SearchStatus.infeasible_memory if closest.choice else closest.status
+            return replace(closest, time_s=math.inf, bound_s=math.inf, status=status, effort=self.effort)
         cost = evaluate(self.problem, self.choice)
         return Solution(
             choice=self.choice,
             time_s=cost.time_s,
-            bound_s=min(self.bound_s, cost.time_s),
+            bound_s=min(self.bound, cost.time_s),
             status=SearchStatus.optimal if self.closed() else SearchStatus.feasible_limit,
             memory_bytes=tuple(float(x) for x in cost.memory_bytes + cost.transient_bytes),
             limit_fired=self.limit_fired,
@@ -189,75 +193,101 @@ class _Search:
             effort=self.effort,
         )
 
-    def _infeasible(self, status: SearchStatus) -> Solution:
-        closest = least_memory(self.problem, budget=self.budget)
-        if closest.status is SearchStatus.infeasible_casts:
-            return closest
-        return replace(closest, time_s=math.inf, bound_s=math.inf, status=status, effort=self.effort)
+    def _with_rows(self) -> None:
+        fitted = reduce.apply(self.problem)
+        if isinstance(fitted, SearchStatus):
+            self.bound = math.inf
+            return
+        self.effort["strategies_with_rows"] = sum(fitted.problem.sizes)
+        self._close(fitted)
 
-    def _eliminate(self, problem: IntraOpProblem) -> Elimination | None:
-        return Elimination.build(problem, self.budget.table_entries)
-
-    def _relax(self, fitted: reduce.Reduced) -> reduce.Reduced | None:
-        """Road 3. Returns what the ILP still has to look at, or None where the question is settled."""
-        elimination = self._eliminate(fitted.problem)
+    def _close(self, reduced: reduce.Reduced) -> None:
+        """Roads 3 and 4."""
+        problem = reduced.problem
+        elimination = Elimination.build(problem, self.budget.table_entries) if len(problem.budget_bytes) else None
         if elimination is None:
-            return fitted
-        relaxed = relax(fitted.problem, elimination, self.budget)
-        self.effort["dual_steps"] = self.effort.get("dual_steps", 0) + relaxed.steps
-        self.bound_s = max(self.bound_s, relaxed.bound_s)
+            self.ilp(problem, reduced, math.inf)
+            return
+        relaxed = relax(problem, elimination, self.goal, self.budget)
+        self.effort["dual_steps"] = relaxed.steps
+        self.bound = max(self.bound, relaxed.bound)
         if relaxed.choice:
-            self.offer(fitted.invert(relaxed.choice))
-        if self.closed() or self.bound_s == math.inf:
-            return None
-        rest = reduce.apply(self.problem, allowed=_masks(self.problem, fitted, relaxed.allowed))
-        if isinstance(rest, SearchStatus):
-            self.bound_s = self.time_s * (1 - self.budget.relative_gap)
-            return None
-        self.effort["strategies_after_relaxation"] = sum(rest.problem.sizes)
-        return rest
+            self.offer(reduced.invert(relaxed.choice))
+        if not relaxed.through:
+            return
+        distance = FIRST_CUTOFF * self.unit()
+        count = 0
+        while not (self.closed() or self.limit_fired or self.bound == math.inf):
+            cutoff = self.bound + distance
+            best = self.value - self.budget.relative_gap * self.unit() if self.choice else math.inf
+            count = sum(int((bound <= cutoff).sum()) for bound in relaxed.through)
+            if cutoff >= best or sum(int((bound <= best).sum()) for bound in relaxed.through) <= 1.2 * count:
+                cutoff = best
+            self._below(reduced, relaxed.through, cutoff)
+            distance *= CUTOFF_GROWTH
 
-    def ilp(self, problem: IntraOpProblem, reduced: reduce.Reduced | None) -> None:
-        """Road 4: solve the ILP of `problem`, whose assignments `reduced` maps back, and update bound and incumbent."""
-        rest_bound_s = self.time_s * (1 - self.budget.relative_gap) if self.choice else math.inf
-        time_scale = self.time_s if self.choice else _typical_time(problem)
-        program, layout = build_ilp(problem, time_scale=time_scale / OBJECTIVE_SCALE)
+    def _below(self, reduced: reduce.Reduced, through: tuple[Floats, ...], cutoff: float) -> None:
+        """Look only for assignments at or below the cutoff: improves the incumbent or lifts the bound."""
+        masks = [np.ones(size, dtype=bool) for size in self.problem.sizes]
+        for node, kept, bound in zip(reduced.nodes, reduced.kept, through, strict=True):
+            masks[node] = np.zeros(self.problem.sizes[node], dtype=bool)
+            masks[node][kept[bound <= cutoff + ROUNDING * self.unit()]] = True
+        rest = reduce.apply(self.problem, keep_rows=self.goal is Goal.excess, allowed=tuple(masks))
+        if isinstance(rest, SearchStatus):
+            self.bound = cutoff
+        else:
+            self.effort["strategies_after_relaxation"] = sum(rest.problem.sizes)
+            self.ilp(rest.problem, rest, cutoff)
+
+    def ilp(self, problem: IntraOpProblem, reduced: reduce.Reduced | None, cutoff: float) -> None:
+        """Solve the ILP of `problem`, whose assignments `reduced` maps back, for values at or below the cutoff."""
+        scale = self._typical(problem) / OBJECTIVE_SCALE
+        slack = ROUNDING * self.unit() if self.choice or math.isfinite(self.bound) else 0.0
+        program, layout = build_ilp(problem, goal=self.goal, scale=scale, cutoff=cutoff + slack)
         self.effort["ilp_variables"] = len(program.objective)
-        bound_s = -math.inf
-        while True:
+        bound = -math.inf
+        for _ in range(NEAR_MISSES):
             result = minimise(
                 program,
-                relative_gap=self.budget.relative_gap / 2,
+                relative_gap=self.budget.relative_gap / 2 if self.goal is Goal.time else 0.0,
+                absolute_gap=self.budget.relative_gap / 2 * self.unit() / scale if self.goal is Goal.excess else 1e-9,
                 node_limit=self.budget.mip_nodes,
                 wall_s=self.budget.wall_s,
             )
             self.effort["ilp_nodes"] = self.effort.get("ilp_nodes", 0) + result.nodes
             self.limit_fired |= result.limit_fired
             self.wall_limit_fired |= result.wall_limit_fired
-            bound_s = max(bound_s, result.bound * time_scale / OBJECTIVE_SCALE)
+            bound = max(bound, result.bound * scale)
             if not len(result.values):
                 break
             choice = layout.read(result.values)
             if self.offer(reduced.invert(choice) if reduced is not None else choice) or result.limit_fired:
                 break
             program = without(program, layout, choice)  # fits only within HiGHS's tolerance: rule it out, go on
-        self.bound_s = max(self.bound_s, min(bound_s, rest_bound_s))
-        self.limit_fired |= bool(self.choice) and not self.closed()
+        else:
+            self.limit_fired = True
+        self.bound = max(self.bound, min(bound, cutoff))
+
+    def _typical(self, problem: IntraOpProblem) -> float:
+        """About how large the goal is."""
+        if self.choice or self.goal is Goal.excess:
+            return self.unit()
+        total = sum(float(node.time_s[np.isfinite(node.time_s)].min()) for node in problem.nodes)
+        return total if total > 0 else 1.0
 
 
 def _costs(problem: IntraOpProblem) -> tuple[list[Floats], list[Floats]]:
     return [node.time_s for node in problem.nodes], [tensor.cast_time_s for tensor in problem.tensors]
 
 
-def _typical_time(problem: IntraOpProblem) -> float:
-    total = sum(float(node.time_s[np.isfinite(node.time_s)].min()) for node in problem.nodes)
-    return total if total > 0 else 1.0
-
-
-def _masks(problem: IntraOpProblem, fitted: reduce.Reduced, allowed: tuple[reduce.Mask, ...]) -> tuple[reduce.Mask, ...]:
-    """Masks over the original strategies from masks over reduced ones; folded nodes stay as they are."""
-    masks = [np.ones(size, dtype=bool) for size in problem.sizes]
-    for node, kept, mask in zip(fitted.nodes, fitted.kept, allowed, strict=True):
-        masks[node] = np.zeros(problem.sizes[node], dtype=bool)
-        masks[node][kept[mask]] = True
-    return tuple(masks)
+def _nothing(status: SearchStatus, search: _Search) -> Solution:
+    unknown = status is SearchStatus.unknown_limit
+    return Solution(
+        choice=(),
+        time_s=math.inf,
+        bound_s=search.bound if unknown and search.goal is Goal.time else (0.0 if unknown else math.inf),
+        status=status,
+        limit_fired=search.limit_fired,
+        wall_limit_fired=search.wall_limit_fired,
+        effort=search.effort,
+    )

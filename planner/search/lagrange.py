@@ -1,11 +1,12 @@
 """Lagrangian relaxation of the memory rows, with exact elimination as its oracle.
 
 * L1  L(λ) = min_x time(x) + Σ_r λ_r (memory_r(x) + T₀ − budget_r)  for prices λ ≥ 0 in seconds a byte is a lower bound on
-  the time of every assignment that fits; T₀ is the smallest transient that any assignment can have.
+  the time of every assignment that fits; T₀ is the smallest transient that any assignment can have. For the goal
+  *excess*, time is left out and Σ_r λ_r = 1: a lower bound on the excess of the worst row.
 * L2  Prices follow Kelley's cutting planes: the next λ maximises θ subject to θ ≤ time_k + λ·excess_k over the
-  assignments found so far. Each of these that fits is an incumbent.
+  assignments found so far. Each of these that fits is an incumbent; prices a little above the last ones give more.
 * L3  The min-marginal of a strategy under L, plus Σ_r λ_r (transient − T₀) where its transient exceeds T₀, bounds every
-  assignment that uses it; where that exceeds the incumbent the strategy is ruled out for good.
+  assignment that uses the strategy: above a cutoff it is of no interest.
 """
 
 import math
@@ -14,127 +15,148 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.search.elimination import Elimination
-from planner.search.problem import Floats, IntraOpProblem, SearchBudget, evaluate
-from planner.search.reduce import Mask
+from planner.search.problem import Floats, Goal, IntraOpProblem, SearchBudget, evaluate, gap_unit, score
 from planner.search.solver import LinearProgram, ProgramStatus, minimise
 
 PRICE_LIMIT = 1e5
 """Largest price, as a multiple of (fastest time / budget): far above any that a problem that fits can need."""
 
+RAISED = (1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0)
+"""Multiples of the best prices that are tried for more incumbents."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Relaxation:
-    """What the relaxation proves.
+    """What the relaxation proves, in the goal's unit.
 
     Attributes:
-        bound_s: lower bound on the time of every assignment that fits; inf proves that none does.
-        choice: the fastest assignment found that fits, or empty.
-        time_s: its time, inf where there is none.
-        allowed: masks of the strategies that an assignment faster than `cutoff_s` can use.
-        cutoff_s: assignments that use a ruled-out strategy are proven to take at least this long.
-        steps: price updates made.
+        bound: lower bound on the goal; inf proves that no assignment counts.
+        choice: the best assignment found that counts, or empty.
+        value: its goal, inf where there is none.
+        through: [S] a node, lower bound on the goal of every assignment that uses the strategy.
+        steps: calls of the oracle.
     """
 
-    bound_s: float
+    bound: float
     choice: tuple[int, ...]
-    time_s: float
-    allowed: tuple[Mask, ...]
-    cutoff_s: float
+    value: float
+    through: tuple[Floats, ...]
     steps: int
 
 
-def relax(problem: IntraOpProblem, elimination: Elimination, budget: SearchBudget) -> Relaxation:
-    """Bound a problem with memory rows, look for good assignments, and rule strategies out."""
-    return _Dual(problem, elimination, budget).run()
+def relax(problem: IntraOpProblem, elimination: Elimination, goal: Goal, budget: SearchBudget) -> Relaxation:
+    """Bound a problem with memory rows, look for good assignments, and bound every strategy."""
+    return _Dual(problem, elimination, goal, budget).run()
 
 
 class _Dual:
     """Prices, cuts and the incumbent of one relaxation."""
 
-    def __init__(self, problem: IntraOpProblem, elimination: Elimination, budget: SearchBudget):
-        self.problem, self.elimination, self.budget = problem, elimination, budget
+    def __init__(self, problem: IntraOpProblem, elimination: Elimination, goal: Goal, budget: SearchBudget):
+        self.problem, self.elimination, self.goal, self.budget = problem, elimination, goal, budget
         self.rows = len(problem.budget_bytes)
+        self.time_weight = 1.0 if goal is Goal.time else 0.0
         self.floor = max(0.0, max(float(node.transient_bytes.min()) for node in problem.nodes))
+        self.possible = [np.isfinite(tensor.cast_time_s) for tensor in problem.tensors]
+        self.cast_s = [np.where(p, t.cast_time_s, 0.0) for p, t in zip(self.possible, problem.tensors, strict=True)]
         self.cuts: list[tuple[float, Floats]] = []
         self.choice: tuple[int, ...] = ()
-        self.time_s = math.inf
+        self.value = math.inf
+        self.steps = 0
+        self.best, self.best_prices = -math.inf, np.zeros(self.rows)
 
     def run(self) -> Relaxation:
-        everything = tuple(np.ones(size, dtype=bool) for size in self.problem.sizes)
-        infeasible = Relaxation(
-            bound_s=math.inf, choice=(), time_s=math.inf, allowed=everything, cutoff_s=math.inf, steps=0
+        if not self._start():
+            return Relaxation(bound=math.inf, choice=(), value=math.inf, through=(), steps=self.steps)
+        scale_bytes = np.maximum(np.abs(self.problem.budget_bytes), 1.0)
+        scale = max(gap_unit(self.problem, self.goal, self.cuts[0][0]), 1e-12)
+        worst_s = _largest_time_s(self.problem)
+        while self.steps < self.budget.dual_steps and not self._closed():
+            prices, model = self._next_prices(scale, scale_bytes)
+            self._try(prices)
+            if self.goal is Goal.time and self.best > worst_s * (1 + 1e-9):
+                return Relaxation(bound=math.inf, choice=(), value=math.inf, through=(), steps=self.steps)
+            if model - self.best <= 1e-7 * scale:
+                break
+        if self.goal is Goal.time:
+            for factor in RAISED:
+                if not self._closed():
+                    before = self.value
+                    self._oracle(self.best_prices * factor, 1.0)
+                    if self.value == before and math.isfinite(before):
+                        break
+        through: tuple[Floats, ...] = ()
+        if not self._closed():
+            through = self._through()
+        return Relaxation(
+            bound=min(self.best, self.value), choice=self.choice, value=self.value, through=through, steps=self.steps
         )
-        best, best_prices = self._oracle(np.zeros(self.rows), 1.0), np.zeros(self.rows)
-        if not math.isfinite(best):
-            return infeasible
+
+    def _start(self) -> bool:
+        """First cuts: the fastest assignment and the smallest of each row. False where a row cannot fit at all."""
+        if self.goal is Goal.time and not math.isfinite(self._try(np.zeros(self.rows))):
+            return False
         for row in range(self.rows):
             unit = np.zeros(self.rows)
             unit[row] = 1.0
-            if self._oracle(unit, 0.0) > 1e-9 * abs(self.problem.budget_bytes[row]):
-                return infeasible
-        scale_s = max(abs(self.cuts[0][0]), 1e-12)
-        scale_bytes = np.maximum(np.abs(self.problem.budget_bytes), 1.0)
-        worst_s = _largest_time_s(self.problem)
-        steps = 0
-        while steps < self.budget.dual_steps and self._gap(best) > self.budget.relative_gap:
-            steps += 1
-            prices, model = self._next_prices(scale_s, scale_bytes)
-            value = self._oracle(prices, 1.0)
-            if value > best:
-                best, best_prices = value, prices
-            if best > worst_s * (1 + 1e-9):
-                return infeasible
-            if model - best <= 1e-9 * scale_s:
-                break
-        allowed, cutoff_s = everything, math.inf
-        if self.choice and self._gap(best) > self.budget.relative_gap:
-            cutoff_s = self.time_s * (1 - self.budget.relative_gap)
-            allowed = self._rule_out(best_prices, cutoff_s)
-        return Relaxation(
-            bound_s=min(best, self.time_s),
-            choice=self.choice,
-            time_s=self.time_s,
-            allowed=allowed,
-            cutoff_s=cutoff_s,
-            steps=steps,
-        )
+            if self.goal is Goal.excess:
+                if not math.isfinite(self._try(unit)):
+                    return False
+            elif self._oracle(unit, 0.0) > 1e-9 * abs(self.problem.budget_bytes[row]):
+                return False
+        return True
 
-    def _gap(self, bound_s: float) -> float:
+    def _closed(self) -> bool:
         if not self.choice:
-            return math.inf
-        return (self.time_s - bound_s) / max(abs(self.time_s), 1e-300)
+            return False
+        unit = gap_unit(self.problem, self.goal, self.value)
+        return self.value - self.best <= self.budget.relative_gap * unit
+
+    def _try(self, prices: Floats) -> float:
+        value = self._oracle(prices, self.time_weight)
+        if value > self.best:
+            self.best, self.best_prices = value, prices
+        return value
 
     def _costs(self, prices: Floats, time_weight: float) -> tuple[list[Floats], list[Floats]]:
-        nodes = [time_weight * node.time_s + prices @ node.memory_bytes for node in self.problem.nodes]
+        nodes = [
+            np.where(np.isfinite(node.time_s), time_weight * node.time_s, np.inf) + prices @ node.memory_bytes
+            if time_weight
+            else np.where(np.isfinite(node.time_s), prices @ node.memory_bytes, np.inf)
+            for node in self.problem.nodes
+        ]
         casts = [
-            np.where(
-                np.isfinite(tensor.cast_time_s),
-                time_weight * np.where(np.isfinite(tensor.cast_time_s), tensor.cast_time_s, 0.0)
-                + np.tensordot(prices, tensor.cast_memory_bytes, axes=1),
-                np.inf,
-            )
-            for tensor in self.problem.tensors
+            np.where(possible, time_weight * cast_s + np.tensordot(prices, tensor.cast_memory_bytes, axes=1), np.inf)
+            for possible, cast_s, tensor in zip(self.possible, self.cast_s, self.problem.tensors, strict=True)
         ]
         return nodes, casts
 
     def _oracle(self, prices: Floats, time_weight: float) -> float:
-        """L1 (with the time weighted), recording the assignment as a cut and, where it fits, as incumbent."""
+        """L1 (with the time weighted), recording the assignment as a cut and, where it counts, as incumbent."""
+        self.steps += 1
         value, choice = self.elimination.minimise(*self._costs(prices, time_weight))
         if not choice:
             return math.inf
         cost = evaluate(self.problem, choice)
-        self.cuts.append((cost.time_s, cost.memory_bytes + self.floor - self.problem.budget_bytes))
-        if cost.feasible and cost.time_s < self.time_s:
-            self.time_s, self.choice = cost.time_s, choice
+        self.cuts.append((self.time_weight * cost.time_s, cost.memory_bytes + self.floor - self.problem.budget_bytes))
+        reached = score(self.problem, choice, self.goal)
+        if reached < self.value:
+            self.value, self.choice = reached, choice
         return value + float(prices @ (self.floor - self.problem.budget_bytes))
 
-    def _next_prices(self, scale_s: float, scale_bytes: Floats) -> tuple[Floats, float]:
+    def _next_prices(self, scale: float, scale_bytes: Floats) -> tuple[Floats, float]:
         """L2: the prices at which the cuts' lower envelope is highest, and its height."""
+        if self.goal is Goal.excess:
+            scale_bytes = np.full(self.rows, scale)
         count = len(self.cuts)
-        times = np.array([time for time, _ in self.cuts]) / scale_s
+        times = np.array([time for time, _ in self.cuts]) / scale
         excess = np.array([excess for _, excess in self.cuts]) / scale_bytes
-        rows, columns = np.indices((count, self.rows + 1))
         matrix = np.concatenate([np.ones((count, 1)), -excess], axis=1)
+        row_lower, row_upper = np.full(count, -np.inf), times
+        if self.goal is Goal.excess:
+            matrix = np.concatenate([matrix, [[0.0] + [1.0] * self.rows]])
+            row_lower, row_upper = np.append(row_lower, 1.0), np.append(row_upper, 1.0)
+        rows, columns = np.indices(matrix.shape)
         program = LinearProgram(
             objective=np.concatenate([[-1.0], np.zeros(self.rows)]),
             lower=np.concatenate([[-np.inf], np.zeros(self.rows)]),
@@ -143,28 +165,27 @@ class _Dual:
             rows=rows.ravel(),
             columns=columns.ravel(),
             values=matrix.ravel(),
-            row_lower=np.full(count, -np.inf),
-            row_upper=times,
+            row_lower=row_lower,
+            row_upper=row_upper,
         )
         result = minimise(program)
         if result.status is not ProgramStatus.optimal:
             raise RuntimeError(f"the price program ended as {result.status.name}")
-        return np.maximum(result.values[1:], 0.0) * scale_s / scale_bytes, -result.objective * scale_s
+        return np.maximum(result.values[1:], 0.0) * scale / scale_bytes, -result.objective * scale
 
-    def _rule_out(self, prices: Floats, cutoff_s: float) -> tuple[Mask, ...]:
+    def _through(self) -> tuple[Floats, ...]:
         """L3."""
+        prices = self.best_prices
         constant = float(prices @ (self.floor - self.problem.budget_bytes))
-        allowed = []
-        for node, marginal in zip(
-            self.problem.nodes, self.elimination.min_marginals(*self._costs(prices, 1.0)), strict=True
-        ):
-            extra = float(prices.sum()) * np.maximum(node.transient_bytes - self.floor, 0.0)
-            allowed.append(marginal + constant + extra <= cutoff_s + 1e-12 * abs(cutoff_s))
-        return tuple(allowed)
+        marginals = self.elimination.min_marginals(*self._costs(prices, self.time_weight))
+        return tuple(
+            marginal + constant + float(prices.sum()) * np.maximum(node.transient_bytes - self.floor, 0.0)
+            for node, marginal in zip(self.problem.nodes, marginals, strict=True)
+        )
 
 
 def _largest_time_s(problem: IntraOpProblem) -> float:
-    """More than any assignment without an impossible cast can take."""
+    """No assignment without an impossible cast takes longer than this."""
     total = sum(float(node.time_s[np.isfinite(node.time_s)].max()) for node in problem.nodes)
     for tensor in problem.tensors:
         finite = tensor.cast_time_s[np.isfinite(tensor.cast_time_s)]

@@ -46,6 +46,13 @@ class SearchStatus(Enum):
         return self in (SearchStatus.optimal, SearchStatus.feasible_limit)
 
 
+class Goal(Enum):
+    """What a search over an intra-op problem minimises."""
+
+    time = "seconds, with every memory row within its budget"
+    excess = "bytes by which the worst memory row exceeds its budget, time aside"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchBudget:
     """Work limits, counted so that the same input gives the same output; only `wall_s` looks at a clock.
@@ -175,15 +182,28 @@ class Evaluation:
         time_s: seconds, inf where an impossible cast is needed.
         memory_bytes: [R] bytes without the transient.
         transient_bytes: the largest transient of the chosen strategies.
-        feasible: time is finite and every row with its transient fits its budget.
-        missing_bytes: the most by which a row misses its budget, 0 where all fit.
+        excess_bytes: the most by which a row with its transient exceeds its budget; negative where all fit.
     """
 
     time_s: float
     memory_bytes: Floats
     transient_bytes: float
-    feasible: bool
-    missing_bytes: float
+    excess_bytes: float
+
+    @property
+    def possible(self) -> bool:
+        """Every cast that the assignment needs exists."""
+        return math.isfinite(self.time_s)
+
+    @property
+    def feasible(self) -> bool:
+        """Possible, and every row fits its budget."""
+        return self.possible and self.excess_bytes <= 0
+
+    @property
+    def missing_bytes(self) -> float:
+        """By how much the worst row misses its budget, 0 where all fit."""
+        return max(self.excess_bytes, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,14 +248,25 @@ def evaluate(problem: IntraOpProblem, choice: tuple[int, ...]) -> Evaluation:
             time_s += cast_s
             if math.isfinite(cast_s):
                 memory += tensor.cast_memory_bytes[:, source, target]
-    missing = max((float(x) for x in memory + transient - problem.budget_bytes), default=0.0)
-    return Evaluation(
-        time_s=time_s,
-        memory_bytes=memory,
-        transient_bytes=transient,
-        feasible=math.isfinite(time_s) and missing <= 0,
-        missing_bytes=max(missing, 0.0),
-    )
+    excess = max((float(x) for x in memory + transient - problem.budget_bytes), default=-math.inf)
+    return Evaluation(time_s=time_s, memory_bytes=memory, transient_bytes=transient, excess_bytes=excess)
+
+
+def score(problem: IntraOpProblem, choice: tuple[int, ...], goal: Goal) -> float:
+    """The goal's value of one assignment, inf where it does not count."""
+    cost = evaluate(problem, choice)
+    if goal is Goal.excess:
+        return cost.excess_bytes if cost.possible else math.inf
+    return cost.time_s if cost.feasible else math.inf
+
+
+def gap_unit(problem: IntraOpProblem, goal: Goal, value: float) -> float:
+    """What a relative gap is relative to: the time itself, or the memory at stake."""
+    if goal is Goal.time:
+        return abs(value)
+    finite = problem.budget_bytes[np.isfinite(problem.budget_bytes)]
+    stake = sum(float(np.abs(node.memory_bytes).max(initial=0.0)) for node in problem.nodes)
+    return max(1.0, float(np.abs(finite).max(initial=0.0)), stake)
 
 
 def _require(condition: bool, message: str) -> None:

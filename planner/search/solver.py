@@ -66,17 +66,22 @@ class ProgramResult:
 
 
 def minimise(
-    program: LinearProgram, *, relative_gap: float = 0.0, node_limit: int | None = None, wall_s: float | None = None
+    program: LinearProgram,
+    *,
+    relative_gap: float = 0.0,
+    absolute_gap: float = 1e-9,
+    node_limit: int | None = None,
+    wall_s: float | None = None,
 ) -> ProgramResult:
     """Solve one program. Scale it first: HiGHS's tolerances are absolute (1e-7 on rows and integrality here).
 
     Args:
-        relative_gap: (objective − bound) / |objective| at which to stop.
+        relative_gap, absolute_gap: (objective − bound), over |objective| or as it is, at which to stop.
         node_limit: branch-and-bound nodes, None for no limit.
         wall_s: seconds, None for no limit.
     """
     settings = parameters_pb2.SolveParametersProto(random_seed=0, relative_gap_tolerance=relative_gap)
-    settings.absolute_gap_tolerance = 1e-9
+    settings.absolute_gap_tolerance = absolute_gap
     if node_limit is not None:
         settings.node_limit = node_limit
     if wall_s is not None:

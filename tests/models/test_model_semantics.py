@@ -69,7 +69,7 @@ def microbatches(batch, count):
     return [jax.tree.map(lambda leaf: jnp.split(leaf, count)[i], batch) for i in range(count)]  # noqa: B023
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "moe", "moe-capacity", "t5", "vit", "wide_resnet-group"])
+@pytest.mark.parametrize("name", ["gpt", "moe", "moe-capacity", "wide_resnet-group"])
 def test_mean_losses_split_over_microbatches(name):
     task = TINY[name](dtype="float32")
     params, batch, loss = init_params(task), example_batch(task), quick_jit(scalar_loss(task))

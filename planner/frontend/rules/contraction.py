@@ -12,12 +12,17 @@ from costmodel.graph import Combine, Dims
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Equation
 from planner.frontend.rules.base import Factorisation, Placement, Rule, register
-from planner.frontend.rules.factors import FactorList
+from planner.frontend.rules.factors import FactorList, is_inexact
 
-PRODUCT_LINEAR = ((0,), (1,))
 PRODUCT_RESIDUALS = ((1,), (0,))
 CUTS_GROUPS = "a shard of the ragged dim would cut groups"
 BY_BATCH = "group sizes differ by batch"
+
+
+def product_linear(eqn: Equation) -> tuple[tuple[int, ...], ...]:
+    """Linear in either operand; but integer summands wrap around, and a wider result would keep what they lost."""
+    same = all(operand.aval.dtype == eqn.outputs[0].aval.dtype for operand in eqn.inputs[:2])
+    return ((0,), (1,)) if same or all(map(is_inexact, eqn.inputs[:2])) else ()
 
 
 def multiply_adds(eqn: Equation, count: float) -> float:
@@ -36,7 +41,9 @@ class _Product:
     out: Dims
 
 
-def _product(lhs: Sequence[int], rhs: Sequence[int], numbers: Any, fixed: dict[str, str], groups: Sequence[int]) -> _Product:
+def _product(
+    lhs: Sequence[int], rhs: Sequence[int], numbers: Any, fixed: dict[str, str], groups: Sequence[int]
+) -> _Product:
     """One factor for every batch, contracted and free dim.
 
     Args:
@@ -46,7 +53,7 @@ def _product(lhs: Sequence[int], rhs: Sequence[int], numbers: Any, fixed: dict[s
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers
     factors = FactorList()
     a: dict[int, tuple[int, ...]] = {}
-    b: dict[int, tuple[int, ...]] = {d: () for d in groups}
+    b: dict[int, tuple[int, ...]] = dict.fromkeys(groups, ())
     out: list[tuple[int, ...]] = []
 
     def add(kind: str, i: int, size: int, combine: Combine = "none") -> tuple[int, ...]:
@@ -75,7 +82,7 @@ class DotGeneral(Rule):
             factors=factors,
             in_dims=(product.lhs, product.rhs),
             out_dims=(product.out,),
-            linear=PRODUCT_LINEAR,
+            linear=product_linear(eqn),
             residuals=PRODUCT_RESIDUALS,
             flops=multiply_adds(eqn, math.prod(f.size for f in factors)),
             work="matmul",
@@ -108,14 +115,16 @@ class RaggedDot(Rule):
         if groups:
             by_row = self.splits_groups(eqn)
             reason = "" if by_row else "groups split only for a plain list of group sizes and no batch dims"
-            right[groups[0]] = product.factors.add("group", rhs[groups[0]], combine="sum" if by_row else "none", fixed=reason)
+            right[groups[0]] = product.factors.add(
+                "group", rhs[groups[0]], combine="sum" if by_row else "none", fixed=reason
+            )
         elif ragged in lhs_contract:  # one product a group: they become the leading dim of the result
             out = (product.factors.add("group", sizes[-1], fixed=CUTS_GROUPS), *out)
         return Factorisation(
             factors=product.factors.done(),
             in_dims=(product.lhs, tuple(right), *(tuple(() for _ in shape) for shape in eqn.in_shapes[2:])),
             out_dims=(out,),
-            linear=PRODUCT_LINEAR,
+            linear=product_linear(eqn),
             residuals=((1, 2), (0, 2)),
             flops=multiply_adds(eqn, rows),
             work="matmul",

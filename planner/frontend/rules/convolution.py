@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.frontend.flat import Equation
 from planner.frontend.rules.base import Factorisation, Placement, Rule, elements, register
-from planner.frontend.rules.contraction import PRODUCT_LINEAR, PRODUCT_RESIDUALS, multiply_adds
+from planner.frontend.rules.contraction import PRODUCT_RESIDUALS, multiply_adds, product_linear
 from planner.frontend.rules.factors import FactorList
 
 HALO = "a window reaches into the neighbouring shard"
@@ -52,7 +52,7 @@ class Convolution(Rule):
             factors=factors.done(),
             in_dims=(tuple(dims[0]), tuple(dims[1])),
             out_dims=(tuple(dims[2]),),
-            linear=PRODUCT_LINEAR,
+            linear=product_linear(eqn),
             residuals=PRODUCT_RESIDUALS,
             flops=multiply_adds(eqn, elements(out) * rhs[rhs_at[1]] * window),
             work="conv",
@@ -63,7 +63,12 @@ class Convolution(Rule):
     def _pointwise(eqn: Equation, i: int, window: int) -> bool:
         """Whether output position s of spatial dim i reads input position s alone."""
         p = eqn.params
-        return window == 1 and p["window_strides"][i] == 1 and p["lhs_dilation"][i] == 1 and tuple(p["padding"][i]) == (0, 0)
+        return (
+            window == 1
+            and p["window_strides"][i] == 1
+            and p["lhs_dilation"][i] == 1
+            and tuple(p["padding"][i]) == (0, 0)
+        )
 
     def local_params(self, eqn: Equation, place: Placement) -> dict[str, Any]:
         """Where the groups are split, a device has its share of them."""

@@ -1,7 +1,7 @@
 """Primitives that work element by element: every dim is a parallel factor.
 
-Residuals are what the cotangent rules of JAX read; where JAX saves a value derived from an operand or result (the cosine
-of a sine's operand), the operand or result of the same size stands for it.
+Residuals are what the cotangent rules of JAX read; where JAX saves a value derived from an operand or result (the
+cosine of a sine's operand), the operand or result of the same size stands for it.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Gather and scatter.
 
-Dims of the index array, batching dims, and window dims that are taken whole are parallel. An indexed dim (the rows of an
-embedding table) splits too: a device shifts the indices by the start of its part, and those that fall outside of it are
-out of bounds there, which JAX's fill-or-drop mode turns into zeros (gather: a pending sum) or drops (scatter). What was
-out of bounds of the whole is clamped or marked before the shift, so that every mode keeps its meaning.
+Dims of the index array, batching dims, and window dims that are taken whole are parallel. An indexed dim (the rows of
+an embedding table) splits too: a device shifts the indices by the start of its part, and those that fall outside of it
+are out of bounds there, which JAX's fill-or-drop mode turns into zeros (gather: a pending sum) or drops (scatter). What
+was out of bounds of the whole is clamped or kept out of bounds before the shift, so every mode keeps its meaning.
 """
 
 from collections.abc import Sequence
@@ -216,7 +216,9 @@ class Scatter(Rule):
         numbers = eqn.params["dimension_numbers"]
         params = dict(eqn.params)
         dims = place.op.in_dims[0]
-        apart = [dim[0] for dim in place.op.in_dims[1] if _part(place, dim) and place.op.factors[dim[0]].combine == "sum"]
+        apart = [
+            dim[0] for dim in place.op.in_dims[1] if _part(place, dim) and place.op.factors[dim[0]].combine == "sum"
+        ]
         if apart:
             # The operand counts once in the sum over devices.
             first = sum(place.part_index(factor) for factor in apart) == 0

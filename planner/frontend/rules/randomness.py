@@ -28,13 +28,31 @@ GAMMA = 10 * HASH
 class KeyOp(Elementwise):
     """Random ops that map each key (and number beside it) to one result."""
 
-    def __init__(self, *, flops: float, residuals: tuple[tuple[int, ...], ...] = (), work: Work = "random"):
-        super().__init__(flops=flops, residuals=residuals, work=work)
+    def __init__(self, *, flops: float, work: Work = "random"):
+        super().__init__(flops=flops, work=work)
 
 
 register("random_seed", "random_fold_in", "threefry2x32")(KeyOp(flops=HASH))
 register("random_clone")(KeyOp(flops=MOVE, work="view"))
-register("random_gamma")(KeyOp(flops=GAMMA, residuals=((), (1, ~0))))
+
+
+@register("random_gamma")
+class RandomGamma(Rule):
+    """Gamma variates: each key serves the minor dims of the shape, by keys that the primitive splits from it inside."""
+
+    def factorise(self, eqn: Equation) -> Factorisation:
+        keys, shape = eqn.in_shapes
+        factors = FactorList()
+        fixed = "the variates of one key are drawn together"
+        dims = tuple(factors.add(f"d{d}", n, fixed=fixed if d >= len(keys) else "") for d, n in enumerate(shape))
+        return Factorisation(
+            factors=factors.done(),
+            in_dims=(dims[: len(keys)], dims),
+            out_dims=(dims,),
+            residuals=((), (1, ~0)),
+            flops=GAMMA * elements(shape),
+            work="random",
+        )
 
 
 @register("random_wrap", "random_unwrap")

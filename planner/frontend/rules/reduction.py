@@ -60,10 +60,35 @@ class Reduction(Rule):
 
     def local(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
         (result,) = jc.bind(eqn.primitive, args, eqn.params)
-        over = [name for f, factor in enumerate(place.op.factors) if factor.combine == "max" for name in place.axes_of(f)]
+        over = [
+            name for f, factor in enumerate(place.op.factors) if factor.combine == "max" for name in place.axes_of(f)
+        ]
         if not over or self.across is None:
             return [result]
         return [self.across(lax.stop_gradient(result), tuple(over))]
+
+
+def _largest(x: Any, axes: tuple[str, ...]) -> Any:
+    """Maximum over mesh axes in which a NaN wins, as in a maximum on one device.
+
+    Collectives may drop NaNs (the CPU's does), so floats travel as integers of the same order, NaN above infinity.
+    Half-width floats travel as they are: no collective library takes integers of their width.
+    """
+    bits = {4: jnp.int32, 8: jnp.int64}.get(x.dtype.itemsize)
+    if bits is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.pmax(x, axes)
+
+    def flip(i: Any) -> Any:
+        """Negative floats order backwards as integers; its own inverse."""
+        return i ^ ((i >> (8 * x.dtype.itemsize - 1)) & jnp.iinfo(bits).max)
+
+    ordered = flip(lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.nan, x), bits))
+    return lax.bitcast_convert_type(flip(lax.pmax(ordered, axes)), x.dtype)
+
+
+def _smallest(x: Any, axes: tuple[str, ...]) -> Any:
+    """Minimum over mesh axes; of floats, so that a NaN wins."""
+    return -_largest(-x, axes) if jnp.issubdtype(x.dtype, jnp.floating) else lax.pmin(x, axes)
 
 
 def _any(flags: Any, axes: tuple[str, ...]) -> Any:
@@ -88,8 +113,8 @@ NO_PRODUCT = "no collective multiplies"
 WINNER = "the index of the winner would need a second exchange"
 
 register("reduce_sum")(Reduction("sum", linear=True))
-register("reduce_max")(Reduction("max", residuals=(0, ~0), across=lax.pmax))
-register("reduce_min")(Reduction("max", residuals=(0, ~0), across=lax.pmin))
+register("reduce_max")(Reduction("max", residuals=(0, ~0), across=_largest))
+register("reduce_min")(Reduction("max", residuals=(0, ~0), across=_smallest))
 register("reduce_prod")(Reduction("none", fixed=NO_PRODUCT, residuals=(0,)))
 register("reduce_or")(BitReduction("max", across=_any))
 register("reduce_and")(BitReduction("max", across=_all))
@@ -126,7 +151,8 @@ class Scan(Rule):
         factors = FactorList()
         fixed = "every element depends on those before it"
         dims = tuple(
-            factors.add(f"d{d}", n, fixed=fixed if d == eqn.params["axis"] else "") for d, n in enumerate(eqn.in_shapes[0])
+            factors.add(f"d{d}", n, fixed=fixed if d == eqn.params["axis"] else "")
+            for d, n in enumerate(eqn.in_shapes[0])
         )
         return Factorisation(
             factors=factors.done(),

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from costmodel.graph import Dims
 from planner.frontend.flat import Equation
 from planner.frontend.rules.base import Factorisation, Residual, Rule, elements, register
 from planner.frontend.rules.factors import FactorList
@@ -25,40 +26,43 @@ class WindowReduction(Rule):
     """Tensors over the window positions and tensors over the elements share the dims that windows do not span.
 
     Args:
-        windowed: operand positions (i) and result positions (~i) that lie over window positions, not over elements.
-        scalars: number of trailing scalar operands (initial values).
+        windowed: operands (i) and results (~i) that lie over window positions, not over elements; by default all
+            results. Scalars are initial values.
+        residuals: as in `Factorisation`; None where every operand's cotangent may read every operand.
     """
 
     def __init__(
         self,
-        windowed: tuple[int, ...] = (~0,),
+        windowed: tuple[int, ...] | None = None,
         *,
         linear: tuple[tuple[int, ...], ...] = (),
-        residuals: tuple[tuple[Residual, ...], ...] = (),
+        residuals: tuple[tuple[Residual, ...], ...] | None = (),
     ):
         self.windowed, self.linear, self.residuals = windowed, linear, residuals
 
     def factorise(self, eqn: Equation) -> Factorisation:
         factors = FactorList()
+        windowed = tuple(~i for i in range(len(eqn.outputs))) if self.windowed is None else self.windowed
         shapes = {i: shape for i, shape in enumerate(eqn.in_shapes) if shape}
         shapes.update({~i: shape for i, shape in enumerate(eqn.out_shapes)})
-        over = {False: next(s for i, s in shapes.items() if i not in self.windowed)}
-        over[True] = next((s for i, s in shapes.items() if i in self.windowed), over[False])
-        shared = {d: factors.add(f"d{d}", n) for d, n in enumerate(over[False]) if _pointwise(eqn.params, d)}
-        dims = {
-            kind: tuple(
-                shared[d] if d in shared else factors.add(f"{'w' if kind else 'e'}{d}", n, fixed=HALO)
-                for d, n in enumerate(shape)
+        over_elements = next(shape for i, shape in shapes.items() if i not in windowed)
+        over_windows = next(shape for i, shape in shapes.items() if i in windowed)
+        shared = {d: factors.add(f"d{d}", n) for d, n in enumerate(over_elements) if _pointwise(eqn.params, d)}
+
+        def dims(shape: tuple[int, ...], prefix: str) -> Dims:
+            return tuple(
+                shared[d] if d in shared else factors.add(f"{prefix}{d}", n, fixed=HALO) for d, n in enumerate(shape)
             )
-            for kind, shape in over.items()
-        }
+
+        of = {True: dims(over_windows, "window"), False: dims(over_elements, "element")}
+        every = tuple(range(len(eqn.inputs)))
         return Factorisation(
             factors=factors.done(),
-            in_dims=tuple(dims[i in self.windowed] if shape else () for i, shape in enumerate(eqn.in_shapes)),
-            out_dims=tuple(dims[~i in self.windowed] for i in range(len(eqn.outputs))),
+            in_dims=tuple(of[i in windowed] if shape else () for i, shape in enumerate(eqn.in_shapes)),
+            out_dims=tuple(of[~i in windowed] for i in range(len(eqn.outputs))),
             linear=self.linear,
-            residuals=self.residuals,
-            flops=elements(over[True]) * math.prod(eqn.params["window_dimensions"]),
+            residuals=(every,) * len(every) if self.residuals is None else self.residuals,
+            flops=elements(over_windows) * math.prod(eqn.params["window_dimensions"]),
             work="reduce",
             fuses=False,
         )
@@ -66,18 +70,6 @@ class WindowReduction(Rule):
 
 register("reduce_window_sum")(WindowReduction(linear=((0,),)))
 register("reduce_window_max", "reduce_window_min")(WindowReduction(residuals=((0,),)))
+register("reduce_window")(WindowReduction(residuals=None))  # the user's function
 register("select_and_scatter_add")(WindowReduction((0,), linear=((0,),), residuals=((1,), ())))
 register("select_and_gather_add")(WindowReduction(linear=((0,),), residuals=((1,), ())))
-
-
-@register("reduce_window")
-class UserWindowReduction(WindowReduction):
-    """``lax.reduce_window`` with the user's function: operands, then one initial value for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def factorise(self, eqn: Equation) -> Factorisation:
-        self_windowed = tuple(~i for i in range(len(eqn.outputs)))
-        every = (tuple(range(len(eqn.inputs))),) * len(eqn.inputs)
-        return WindowReduction(self_windowed, residuals=every).factorise(eqn)

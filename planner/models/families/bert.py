@@ -56,9 +56,10 @@ def bert(
 
     Batch: ``tokens``, ``token_types``, ``targets`` int32 and ``mask`` float32 (1 at predicted positions), ``[b, s]``.
     """
-    ffn = 4 * hidden if ffn is None and isinstance(hidden, int) else ffn
+    checks.positive_integers("bert", hidden=hidden)
+    ffn = 4 * hidden if ffn is None else ffn
     positions = seq if positions is None else positions
-    checks.positive_integers("bert", hidden=hidden, layers=layers, heads=heads, vocab=vocab, seq=seq, batch=batch)
+    checks.positive_integers("bert", layers=layers, heads=heads, vocab=vocab, seq=seq, batch=batch)
     checks.positive_integers("bert", ffn=ffn, positions=positions, types=types)
     checks.divides("bert", "heads", heads, "hidden", hidden)
     checks.within("bert", "seq", seq, "positions", positions)

@@ -62,10 +62,9 @@ def gpt(
 
     Batch: ``tokens`` and ``targets``, int32 ``[b, s]``.
     """
-    ffn = 4 * hidden if ffn is None and isinstance(hidden, int) else ffn
-    checks.positive_integers(
-        "gpt", hidden=hidden, layers=layers, heads=heads, vocab=vocab, seq=seq, batch=batch, ffn=ffn
-    )
+    checks.positive_integers("gpt", hidden=hidden)
+    ffn = 4 * hidden if ffn is None else ffn
+    checks.positive_integers("gpt", layers=layers, heads=heads, vocab=vocab, seq=seq, batch=batch, ffn=ffn)
     positions = seq if positions is None else positions
     checks.positive_integers("gpt", positions=positions)
     checks.divides("gpt", "heads", heads, "hidden", hidden)
@@ -77,20 +76,19 @@ def gpt(
     head_dim = hidden // heads
     rotary_dim = int(head_dim * rotary_fraction)
     if rotary_dim:
-        checks.divides("gpt", "2 (rotary pairs)", 2, "rotary dims", rotary_dim)
+        checks.even("gpt", "head_dim * rotary_fraction", rotary_dim, "rotary positions turn dims in pairs")
     else:
         checks.within("gpt", "seq", seq, "positions", positions)
 
-    lead = (layers,)
     params: dict[str, Any] = {
         "token_embedding": weight(vocab, hidden),
         "layers": {
             "attention_norm": norm_shapes(layers, hidden, bias=True),
             "attention": attention_shapes(
-                *lead, hidden=hidden, heads=heads, head_dim=head_dim, qkv_bias=True, out_bias=True
+                layers, hidden=hidden, heads=heads, head_dim=head_dim, qkv_bias=True, out_bias=True
             ),
             "mlp_norm": norm_shapes(layers, hidden, bias=True),
-            "mlp": mlp_shapes(*lead, hidden=hidden, ffn=ffn, bias=True, gated=False),
+            "mlp": mlp_shapes(layers, hidden=hidden, ffn=ffn, bias=True, gated=False),
         },
         "final_norm": norm_shapes(hidden, bias=True),
     }
@@ -160,10 +158,8 @@ def logits(
             rotation=rotation,
         )
         after = x + dropout(mixed, rate, attention_key)
-        read = x if parallel else after
-        return after + dropout(
-            mlp(layer_norm(read, layer["mlp_norm"], eps=eps), layer["mlp"], activation), rate, mlp_key
-        ), None
+        read = layer_norm(x if parallel else after, layer["mlp_norm"], eps=eps)
+        return after + dropout(mlp(read, layer["mlp"], activation), rate, mlp_key), None
 
     x, _ = lax.scan(block, x, (params["layers"], layer_keys))
     return vocabulary_logits(layer_norm(x, params["final_norm"], eps=eps), params)

@@ -65,6 +65,7 @@ def llama(
     checks.positive_numbers("llama", rope_base=rope_base, norm_eps=norm_eps)
     checks.one_of("llama", "activation", activation, tuple(ACTIVATIONS))
     if sliding_window is not None:
+        checks.positive_integers("llama", sliding_window=sliding_window)
         checks.within("llama", "seq", seq, "sliding_window", sliding_window)
 
     params: dict[str, Any] = {
@@ -113,7 +114,7 @@ def attention_dims(family: str, hidden: int, heads: int, kv_heads: int, head_dim
         checks.divides(family, "heads", heads, "hidden", hidden)
         head_dim = hidden // heads
     checks.positive_integers(family, head_dim=head_dim)
-    checks.divides(family, "2 (rotary pairs)", 2, "head_dim", head_dim)
+    checks.even(family, "head_dim", head_dim, "rotary positions turn dims in pairs")
     return head_dim
 
 

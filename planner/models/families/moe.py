@@ -88,6 +88,7 @@ def moe(
     if capacity_factor is not None:
         checks.positive_numbers("moe", capacity_factor=capacity_factor)
     if sliding_window is not None:
+        checks.positive_integers("moe", sliding_window=sliding_window)
         checks.within("moe", "seq", seq, "sliding_window", sliding_window)
 
     params: dict[str, Any] = {

@@ -70,7 +70,12 @@ def t5(
     checks.positive_integers("t5", hidden=hidden, heads=heads, vocab=vocab, seq=seq, target_seq=target_seq, batch=batch)
     checks.positive_integers("t5", layers=layers, decoder_layers=decoder_layers, ffn=ffn, max_distance=max_distance)
     checks.positive_integers("t5", buckets=buckets)
-    checks.divides("t5", "4 (two directions, near and far)", 4, "buckets", buckets)
+    if buckets % 4:
+        raise InputError(
+            "MP122",
+            f"t5: buckets={buckets} is not a multiple of 4: each direction has half, half of those are near",
+            "the published value is buckets=32",
+        )
     if max_distance <= buckets // 2:
         raise InputError(
             "MP122",

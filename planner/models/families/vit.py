@@ -52,8 +52,9 @@ def vit(
 
     Batch: ``images`` float32 ``[b, image, image, channels]``, ``labels`` int32 ``[b]``.
     """
-    ffn = 4 * hidden if ffn is None and isinstance(hidden, int) else ffn
-    checks.positive_integers("vit", hidden=hidden, layers=layers, heads=heads, ffn=ffn, batch=batch)
+    checks.positive_integers("vit", hidden=hidden)
+    ffn = 4 * hidden if ffn is None else ffn
+    checks.positive_integers("vit", layers=layers, heads=heads, ffn=ffn, batch=batch)
     checks.positive_integers("vit", patch=patch, image=image, channels=channels, classes=classes)
     checks.divides("vit", "heads", heads, "hidden", hidden)
     checks.divides("vit", "patch", patch, "image", image)

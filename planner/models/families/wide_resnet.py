@@ -185,7 +185,7 @@ def batch_norm(x: jax.Array, norm: Params, state: State) -> tuple[jax.Array, Sta
     wide = x.astype(jnp.float32)
     mean = jnp.mean(wide, axis=(0, 1, 2))
     centred = wide - mean
-    variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
+    variance = jnp.mean(centred * centred, axis=(0, 1, 2))
     y = centred * (lax.rsqrt(variance + NORM_EPS) * norm["scale"]) + norm["bias"]
     seen = {"mean": lax.stop_gradient(mean), "variance": lax.stop_gradient(variance)}
     running = {k: STATISTICS_DECAY * state[k] + (1 - STATISTICS_DECAY) * seen[k] for k in seen}
@@ -196,6 +196,6 @@ def group_norm(x: jax.Array, norm: Params) -> jax.Array:
     """Normalise ``[b, y, x, c]`` within each example over y, x and each of `NORM_GROUPS` groups of channels."""
     wide = x.astype(jnp.float32).reshape(*x.shape[:3], NORM_GROUPS, -1)
     centred = wide - jnp.mean(wide, axis=(1, 2, 4), keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=(1, 2, 4), keepdims=True)
+    variance = jnp.mean(centred * centred, axis=(1, 2, 4), keepdims=True)
     y = (centred * lax.rsqrt(variance + NORM_EPS)).reshape(x.shape)
     return (y * norm["scale"] + norm["bias"]).astype(x.dtype)

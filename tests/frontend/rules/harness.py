@@ -1,8 +1,8 @@
 """Executes every strategy of every rule and compares it with the unsharded op, forward and backward.
 
-`check_rule(fn, *args)` traces `fn`, and for every equation, mesh and legal strategy runs the rule's local program inside
-a manual shard_map on fake devices. What one device holds is made on the host from the meaning of the spec codes alone
-(`parts_of`, `whole_of`), so the check shares no code with the casts:
+`check_rule(fn, *args)` traces `fn`, and for every equation, mesh and legal strategy runs the rule's local program
+inside a manual shard_map on fake devices. What one device holds is made on the host from the meaning of the spec codes
+alone (`parts_of`, `whole_of`), so the check shares no code with the casts:
 
     value       REPLICATED equal, one type-invariant copy    VARYING equal    PARTIAL random summands    d split
     cotangent   REPLICATED equal, one type-invariant copy    VARYING random summands    PARTIAL equal    d split
@@ -24,7 +24,6 @@ from costmodel.sharding import (
     REPLICATED,
     VARYING,
     Spec,
-    Strategy,
     local_shape,
     operand_spec,
     result_spec,
@@ -59,7 +58,9 @@ def parts_of(whole: np.ndarray, ndim: int, spec: Spec, mesh: Sequence[int], summ
     return out
 
 
-def whole_of(parts: np.ndarray, ndim: int, spec: Spec, mesh: Sequence[int], summands: int, **tolerance: float) -> np.ndarray:
+def whole_of(
+    parts: np.ndarray, ndim: int, spec: Spec, mesh: Sequence[int], summands: int, **tolerance: float
+) -> np.ndarray:
     """Undoes `parts_of`: sums the summands, joins the splits, and asserts that what should be equal is equal."""
     naxes = len(mesh)
     for axis, code in enumerate(spec):
@@ -67,7 +68,9 @@ def whole_of(parts: np.ndarray, ndim: int, spec: Spec, mesh: Sequence[int], summ
             parts = parts.sum(axis=axis, keepdims=True, dtype=parts.dtype)
         elif code < 0 and parts.shape[axis] > 1:
             first = np.take(parts, [0], axis=axis)
-            np.testing.assert_allclose(parts, np.broadcast_to(first, parts.shape), **tolerance, err_msg="devices differ")
+            np.testing.assert_allclose(
+                parts, np.broadcast_to(first, parts.shape), **tolerance, err_msg="devices differ"
+            )
             parts = first
     shape = parts.shape[naxes : naxes + ndim]
     full = [n * math.prod(mesh[a] for a, code in enumerate(spec) if code == d) for d, n in enumerate(shape)]
@@ -116,7 +119,11 @@ def raw(value: Any) -> np.ndarray:
 
 
 def typed(words: Any, aval: Any) -> Any:
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(jnp.empty(0, aval.dtype))) if jc.is_key(aval.dtype) else words
+    return (
+        jax.random.wrap_key_data(words, impl=jax.random.key_impl(jnp.empty(0, aval.dtype)))
+        if jc.is_key(aval.dtype)
+        else words
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,9 @@ class Case:
         else:
             results = local()
         for i, (result, value) in enumerate(zip(results, self.eqn.outputs, strict=True)):
-            expected = local_shape(value.shape, tuple(c if c >= 0 else REPLICATED for c in self.spec_out(i)), self.place.mesh)
+            expected = local_shape(
+                value.shape, tuple(c if c >= 0 else REPLICATED for c in self.spec_out(i)), self.place.mesh
+            )
             assert result.shape == expected, f"result {i} has local shape {result.shape}, its spec states {expected}"
             assert result.dtype == value.aval.dtype, f"result {i} has dtype {result.dtype}, not {value.aval.dtype}"
         words = [jax.random.key_data(r) if jc.is_key(r.dtype) else r for r in results]
@@ -199,7 +208,9 @@ class Case:
         for i, (got, want) in enumerate(zip(results, self.results, strict=True)):
             self._close(np.asarray(got), want, self.spec_out(i), PARTIAL, self.eqn.outputs[i], rtol, f"result {i}")
         for i, got, want in zip(self.active, gradients, self.gradients, strict=True):
-            self._close(np.asarray(got), want, self.spec_in(i), VARYING, self.eqn.inputs[i], rtol, f"cotangent of operand {i}")
+            self._close(
+                np.asarray(got), want, self.spec_in(i), VARYING, self.eqn.inputs[i], rtol, f"cotangent of operand {i}"
+            )
 
     def _close(self, parts: Any, want: Any, spec: Spec, summands: int, value: Any, rtol: float, what: str) -> None:
         want = _comparable(want)
@@ -215,7 +226,8 @@ class Case:
     def describe(self) -> str:
         codes = {REPLICATED: "replicated", VARYING: "varying"}
         names = [
-            codes.get(code) or (self.place.op.factors[code].name if code >= 0 else f"pass{self.place.op.linear[-3 - code]}")
+            codes.get(code)
+            or (self.place.op.factors[code].name if code >= 0 else f"pass{self.place.op.linear[-3 - code]}")
             for code in self.place.strategy
         ]
         return f"{self.place.op.key} under {', '.join(names)} on mesh {self.place.mesh}"
@@ -232,7 +244,9 @@ def operation(eqn: Equation) -> Callable[..., list[Any]]:
 
     def run(*tensors: Any) -> list[Any]:
         given = iter(tensors)
-        return jc.bind(eqn.primitive, [o.value if isinstance(o, Constant) else next(given) for o in eqn.inputs], eqn.params)
+        return jc.bind(
+            eqn.primitive, [o.value if isinstance(o, Constant) else next(given) for o in eqn.inputs], eqn.params
+        )
 
     return run
 
@@ -348,7 +362,9 @@ def check_rule(
     steps = list(evaluate(program, [jnp.asarray(a) if not jc.is_key(jnp.asarray(a).dtype) else a for a in flat]))
     count = 0
     for mesh in meshes:
-        cases = [case for eqn, tensors, results in steps for case in cases_of(eqn, tensors, results, tuple(mesh), grads)]
+        cases = [
+            case for eqn, tensors, results in steps for case in cases_of(eqn, tensors, results, tuple(mesh), grads)
+        ]
         for start in range(0, len(cases), BATCH):
             run_cases(cases[start : start + BATCH], tuple(mesh), rtol)
         count += len(cases)

@@ -1,4 +1,4 @@
-"""Every cast between two specs: it runs, is the identity forward and backward, and compiles to its stated collectives."""
+"""Every cast between two specs is the identity forward and backward, and compiles to its stated collectives."""
 
 import itertools
 import re
@@ -121,7 +121,9 @@ def check(cases: list[Case], mesh: tuple[int, ...]) -> None:
             got = whole_of(np.asarray(parts), 2, spec, mesh, summands, rtol=1e-5, atol=1e-4)
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4, err_msg=f"{what} of {said}")
         planned = Counter((kind, s.full_bytes) for s in case.steps for kind in (s.forward, s.backward) if kind)
-        assert compiled.get(i, Counter()) == planned, f"collectives of {said}: compiled {compiled.get(i)}, planned {planned}"
+        assert compiled.get(i, Counter()) == planned, (
+            f"collectives of {said}: compiled {compiled.get(i)}, planned {planned}"
+        )
 
 
 @pytest.mark.parametrize(("mesh", "sample"), [((2,), None), ((2, 3), None), ((2, 2, 2), 160)])

@@ -1,0 +1,54 @@
+"""Options that several commands share, each with one meaning."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from cli.failures import JSON_WANTED
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _note_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    ctx.meta[JSON_WANTED] = value
+    return value
+
+
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, callback=_note_json, help="One JSON document on stdout; errors too."
+)
+
+
+def output_option(what: str) -> Decorator:
+    """``-o FILE``: where `what` is written, whole or not at all."""
+    return click.option("-o", "--out", "output", metavar="FILE", help=f"Write {what} to FILE instead of stdout.")
+
+
+def model_option(help_text: str, *, required: bool = False) -> Decorator:
+    """``--model SPEC``."""
+    forms = "a built-in name, family(key=value,...), a config.json, or path.py:function"
+    return click.option("--model", "model", metavar="SPEC", required=required, help=f"{help_text}: {forms}.")
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Duration(click.ParamType):
+    """Seconds from ``90``, ``90s``, ``2m`` or ``1.5h``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        match = _DURATION.fullmatch(str(value).strip())
+        time_s = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+        if time_s <= 0:
+            self.fail(f"{value!r} is not a duration above 0: write 90s, 2m or 1h", param, ctx)
+        return time_s
+
+
+DURATION = Duration()

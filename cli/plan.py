@@ -1,0 +1,78 @@
+"""`meshplan plan`: search, write the plan file, show one screen of it."""
+
+import click
+
+from cli.exitcodes import FINDINGS, OK
+from cli.options import json_option, model_option
+from cli.output import note, progress, save
+
+SCHEDULES = ("auto", "1f1b", "gpipe")
+
+
+@click.command("plan", short_help="Search the best plan of a model for a cluster.")
+@model_option("What to train", required=True)
+@click.option("--seq", type=click.IntRange(min=1), help="Sequence length instead of the model's own.")
+@click.option("--cluster", metavar="FILE", help="Cluster file. Default: the attached devices.")
+@click.option("--global-batch", type=click.IntRange(min=1), required=True, help="Examples in one step.")
+@click.option(
+    "--profile", metavar="FILE", help="Profile to take costs from. Default: the cached one of the device kind."
+)
+@click.option("-o", "--out", "output", metavar="FILE", help="Write the plan file.")
+@json_option
+@click.option("--max-microbatch", type=click.IntRange(min=1), help="Largest microbatch to consider, in examples.")
+@click.option("--schedule", type=click.Choice(SCHEDULES), default="auto", show_default=True, help="Pipeline schedule.")
+@click.option("--stages", type=click.IntRange(min=1), help="Pin the number of pipeline stages.")
+@click.option("--name", help="Name of the plan. Default: made of model and cluster.")
+@click.option("--no-baselines", is_flag=True, help="Skip the hand-written configurations to compare with.")
+def command(
+    model: str,
+    seq: int | None,
+    cluster: str | None,
+    global_batch: int,
+    profile: str | None,
+    output: str | None,
+    as_json: bool,
+    max_microbatch: int | None,
+    schedule: str,
+    stages: int | None,
+    name: str | None,
+    no_baselines: bool,
+) -> int:
+    """Search the best plan of a model for a cluster.
+
+    Writes the plan file to -o FILE and shows one screen of it; with --json the plan document goes to stdout instead.
+    """
+    import planner
+    from planner.planfile.codec import encode
+
+    if cluster is not None:
+        target = planner.load_cluster(cluster)
+    else:
+        from profiles.devices import attached_cluster
+
+        target = attached_cluster()
+        note(f"no --cluster: planning for the {target.device_count} attached devices")
+    with progress() as report:
+        plan = planner.plan(
+            model,
+            cluster=target,
+            global_batch=global_batch,
+            profile=profile,
+            max_microbatch=max_microbatch,
+            schedule=schedule,
+            stages=stages,
+            baselines=not no_baselines,
+            name=name,
+            sequence=seq,
+            progress=report,
+        )
+    document = encode(plan)
+    if output is not None:
+        save(document, output)
+    if as_json:
+        click.echo(document.decode(), nl=False)
+    else:
+        click.echo(planner.explain(plan).summary)
+        if output is None:
+            note("the plan was not written: -o FILE writes it")
+    return FINDINGS if any(finding.severity == "error" for finding in plan.findings) else OK

@@ -1,0 +1,145 @@
+"""`meshplan run`: steps of a plan on the attached devices, with random parameters and batches."""
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.exitcodes import OK
+from cli.fake_devices import request_cpu_devices
+from cli.options import json_option, model_option
+from cli.output import note
+from costmodel.errors import InputError, MismatchError
+
+if TYPE_CHECKING:
+    from costmodel.cluster import Cluster
+    from planner.frontend.task import TrainingTask
+    from planner.planfile.schema import Finding, Plan
+
+
+@click.command("run", short_help="Run steps of a plan on the attached devices.")
+@click.argument("plan_file", metavar="PLAN")
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps.")
+@model_option("The training function. Default: what the plan was made from")
+@click.option("--cluster", metavar="FILE", help="Check the plan against this cluster file first.")
+@click.option("--compare", is_flag=True, help="Run the same steps on one device too, and compare.")
+@click.option("--fake-devices", type=click.IntRange(min=1), help="Use this many CPU devices that share this machine.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and batches.")
+@json_option
+def command(
+    plan_file: str,
+    steps: int,
+    model: str | None,
+    cluster: str | None,
+    compare: bool,
+    fake_devices: int | None,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Run steps of a plan on the attached devices, with random parameters and batches.
+
+    Prints loss and time of each step, and the predicted step time beside the measured one. With --compare the same
+    steps run on one device with the same microbatches; a difference beyond rounding is an error.
+    """
+    import planner
+
+    plan = planner.load_plan(plan_file)
+    target = planner.load_cluster(cluster) if cluster is not None else None
+    if target is not None:
+        _require_valid(plan, target)
+    fake = _prepare_devices(plan, target, fake_devices)
+    task = _task(plan, model)
+    comparable = _check_devices(plan) and not fake
+    from cli.steps import compare_runs, run_steps, step_time_text
+
+    say = note if as_json else click.echo
+    ours = run_steps(planner.compile_plan(plan, task), task, plan, steps, seed, say)
+    document = {"plan": plan.name, "comparable": comparable, **ours.to_plain(plan)}
+    say(step_time_text(ours, plan, comparable))
+    if compare:
+        say("one device, same microbatches:")
+        reference = run_steps(planner.reference(task, plan), task, plan, steps, seed, say)
+        comparison = compare_runs(ours, reference)
+        document["comparison"] = comparison.to_plain()
+        say(comparison.text)
+        if as_json:
+            click.echo(json.dumps(document, indent=1))
+        comparison.require_equal()
+    elif as_json:
+        click.echo(json.dumps(document, indent=1))
+    return OK
+
+
+def device_count(plan: "Plan") -> int:
+    """Devices that a plan runs on."""
+    return sum(len(group.devices) for stage in plan.stages for group in stage.groups)
+
+
+def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> bool:
+    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether it did."""
+    needed = device_count(plan)
+    if fake_devices is not None:
+        if request_cpu_devices(fake_devices, only=True):
+            note(f"{fake_devices} CPU devices that share this machine are used; their times predict nothing")
+        return True
+    if needed > 1 and _only_cpu(plan, cluster) and request_cpu_devices(needed, only=True):
+        note(f"the plan is for {needed} CPU devices: they share this machine, so their times are not its prediction's")
+        return True
+    return False
+
+
+def _only_cpu(plan: "Plan", cluster: "Cluster | None") -> bool:
+    from profiles.catalogue import load_catalogue
+
+    known = {kind.name: kind for kind in cluster.kinds} if cluster is not None else load_catalogue()
+    kinds = {group.kind for stage in plan.stages for group in stage.groups}
+    return all(known[kind].platform == "cpu" if kind in known else kind.lower() == "cpu" for kind in kinds)
+
+
+def _check_devices(plan: "Plan") -> bool:
+    """Whether the attached devices are of the planned kinds. Raises MismatchError MP401 if they are too few."""
+    import jax
+
+    from profiles.catalogue import kind_for_jax_name
+
+    devices, needed = jax.devices(), device_count(plan)
+    if len(devices) < needed:
+        names = ", ".join(sorted({device.device_kind for device in devices}))
+        hint = f"--fake-devices {needed} runs it on CPU devices that share this machine; or plan for what is attached"
+        raise MismatchError("MP401", f"the plan runs on {needed} devices, {len(devices)} are attached ({names})", hint)
+    attached = set()
+    for device in devices:
+        kind = kind_for_jax_name(device.device_kind)
+        attached.add(kind.name if kind is not None else device.device_kind)
+    planned = {group.kind for stage in plan.stages for group in stage.groups}
+    if planned - attached:
+        note(f"planned for {', '.join(sorted(planned))}, running on {', '.join(sorted(attached))}")
+    return not planned - attached
+
+
+def _require_valid(plan: "Plan", cluster: "Cluster") -> None:
+    from planner.check.rules import check_plan
+
+    _stop_at_error(check_plan(plan, cluster), "MP402", f"the plan does not fit cluster {cluster.name!r}")
+
+
+def _task(plan: "Plan", model: str | None) -> "TrainingTask":
+    import planner
+    from planner.check.drift import drift
+
+    spec = model or plan.model.spec
+    if spec is None:
+        message = f"the plan does not say where its model {plan.model.name!r} comes from"
+        raise InputError("MP162", message, "give --model, such as --model train.py:task")
+    task = planner.load_task(spec, plan.model.sequence)
+    what = f"{spec} is not the model that was planned"
+    _stop_at_error(drift(plan, planner.capture_record(task, plan)), "MP403", what)
+    return task
+
+
+def _stop_at_error(findings: "tuple[Finding, ...]", code: str, what: str) -> None:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    for finding in errors[1:]:
+        note(f"{finding.code}: {finding.message}")
+    if errors:
+        raise MismatchError(code, f"{what}: {errors[0].code}: {errors[0].message}", errors[0].hint)

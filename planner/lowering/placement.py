@@ -1,0 +1,147 @@
+"""What a plan says of one stage group, in the terms of the interpreter: meshes and specs instead of names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from costmodel.errors import MismatchError
+from costmodel.graph import Op
+from costmodel.sharding import PARTIAL, PASS, REPLICATED, VARYING, Spec, Strategy
+from planner.frontend.blocks import BlockClass
+from planner.planfile.schema import BlockStrategy, GroupPlan, ParameterPlan, ValuePlan
+
+ALONE = "device"  # the axis of a mesh of one device: nothing is split over it
+
+
+def spec_from_value(plan: ValuePlan, axis_names: Sequence[str]) -> Spec:
+    """The spec of a value as a plan states it."""
+    codes = {name: dim for dim, names in enumerate(plan.dims) for name in names}
+    codes |= dict.fromkeys(plan.varying, VARYING) | dict.fromkeys(plan.partial, PARTIAL)
+    return tuple(codes.get(name, REPLICATED) for name in axis_names)
+
+
+def value_from_spec(spec: Spec, dims: int, axis_names: Sequence[str]) -> ValuePlan:
+    """The inverse of `spec_from_value`."""
+    pairs = list(zip(axis_names, spec, strict=True))
+    return ValuePlan(
+        dims=tuple(tuple(n for n, code in pairs if code == d) for d in range(dims)),
+        varying=tuple(n for n, code in pairs if code == VARYING),
+        partial=tuple(n for n, code in pairs if code == PARTIAL),
+    )
+
+
+def spec_from_dims(dims: Sequence[Sequence[str]], axis_names: Sequence[str]) -> Spec:
+    """The spec of a stored parameter."""
+    codes = {name: dim for dim, names in enumerate(dims) for name in names}
+    return tuple(codes.get(name, REPLICATED) for name in axis_names)
+
+
+def strategy_from_names(op: Op, chosen: dict[str, str], axis_names: Sequence[str]) -> Strategy:
+    """The strategy of an op from a plan's words.
+
+    Raises:
+        MismatchError: the plan names a factor that the op does not have.
+    """
+    words = {"replicated": REPLICATED, "varying": VARYING}
+    words |= {f"pass {i}": PASS - i for i in range(len(op.linear))}
+    words |= {f.name: i for i, f in enumerate(op.factors)}
+    codes = []
+    for axis in axis_names:
+        word = chosen.get(axis, "replicated")
+        if word not in words:
+            raise MismatchError("MP402", f"the plan splits op {op.name} by {word!r}, but its choices are {', '.join(sorted(words))}",
+                                "the plan was made for another model or version; plan again")
+        codes.append(words[word])
+    return tuple(codes)
+
+
+def strategy_names(op: Op, strategy: Strategy, axis_names: Sequence[str]) -> dict[str, str]:
+    """The words of a strategy; axes on which the op is replicated are left out."""
+    words = {}
+    for axis, code in zip(axis_names, strategy, strict=True):
+        if code != REPLICATED:
+            words[axis] = "varying" if code == VARYING else f"pass {PASS - code}" if code <= PASS else op.factors[code].name
+    return words
+
+
+def partition(spec: Spec, dims: int, axis_names: Sequence[str]) -> PartitionSpec:
+    """JAX's PartitionSpec of the splits of a spec."""
+    parts = []
+    for d in range(dims):
+        names = tuple(n for n, code in zip(axis_names, spec, strict=True) if code == d)
+        parts.append(None if not names else names[0] if len(names) == 1 else names)
+    return PartitionSpec(*parts)
+
+
+@dataclass(frozen=True)
+class ClassPlacement:
+    """How one block class runs on a group."""
+
+    strategies: dict[str, Strategy]
+    inputs: dict[str, Spec]
+    outputs: dict[str, Spec]
+    remat: str
+
+
+@dataclass(frozen=True)
+class GroupPlacement:
+    """One stage group on real devices.
+
+    Attributes:
+        plan: its record in the plan file.
+        devices: JAX devices, in the order of the plan's device ids.
+    """
+
+    plan: GroupPlan
+    devices: tuple[Any, ...]
+    classes: dict[str, BlockClass]
+
+    @cached_property
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.plan.mesh if a.size > 1)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(a.size for a in self.plan.mesh if a.size > 1)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The JAX mesh. Axes of size one are left out; a single device has one axis that nothing is split over."""
+        names, sizes = self.axis_names or (ALONE,), self.sizes or (1,)
+        devices = np.empty(len(self.devices), dtype=object)
+        devices[:] = self.devices
+        return Mesh(devices.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+
+    @cached_property
+    def whole(self) -> Spec:
+        return (REPLICATED,) * len(self.axis_names)
+
+    def sharding(self, spec: Spec, dims: int) -> NamedSharding:
+        return NamedSharding(self.mesh, partition(spec, dims, self.axis_names))
+
+    @cached_property
+    def parameters(self) -> dict[str, ParameterPlan]:
+        return {p.path: p for p in self.plan.parameters}
+
+    def of_class(self, key: str) -> ClassPlacement:
+        return self._classes[key]
+
+    @cached_property
+    def _classes(self) -> dict[str, ClassPlacement]:
+        return {s.block_class: self._class(s) for s in self.plan.strategies}
+
+    def _class(self, strategy: BlockStrategy) -> ClassPlacement:
+        cls = self.classes.get(strategy.block_class)
+        if cls is None:
+            raise MismatchError("MP402", f"the plan has a strategy for block class {strategy.block_class}, which the model lacks",
+                                "the plan was made for another model or version; plan again")
+        return ClassPlacement(
+            strategies={n: strategy_from_names(op, strategy.ops.get(n, {}), self.axis_names) for n, op in cls.ops.items()},
+            inputs={n: spec_from_value(v, self.axis_names) for n, v in strategy.inputs.items()},
+            outputs={n: spec_from_value(v, self.axis_names) for n, v in strategy.outputs.items()},
+            remat=strategy.remat,
+        )
