@@ -137,7 +137,7 @@ def _cast(
             if b == PARTIAL and a != PARTIAL:
                 return None
             current[axis] = b  # one device: every code means the same
-        elif a != b and (b == PARTIAL or (a == VARYING and b == REPLICATED)):
+        elif a != b and b == PARTIAL:
             return None
     if not divides(shape, target, mesh):
         return None
@@ -173,6 +173,8 @@ def _cast(
             step("all_reduce", axis, b, invariant=b == REPLICATED)
         elif a == REPLICATED and b == VARYING:
             step("vary", axis, b)
+        elif a == VARYING and b == REPLICATED:
+            step("settle", axis, b)
     for axis in reversed(axes):  # open, minor first
         a, b = current[axis], target[axis]
         if a < 0 or (a == b and in_order_before(axis, a)):

@@ -1,0 +1,257 @@
+"""One solved assignment of a space: the strategies by name, and what each block costs under them.
+
+`CandidateCost` has the terms that the stage DP needs, per block class: seconds per microbatch forward and backward,
+seconds once a step, and bytes that are state, saved per microbatch in flight, and transient.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
+from planner.space.model_space import (
+    BatchNode,
+    GroupNode,
+    ModelSpace,
+    ParameterNode,
+    PortNode,
+    Setting,
+    consumers_of,
+    group_cost,
+    group_live,
+    group_saved,
+    saved_by,
+    specs_in_group,
+)
+from planner.space.parameters import Storage, hoisted, parameter_cost, state_bytes, update_bytes
+
+Collective = tuple[str, str, int]  # phase (forward, backward, once), kind, axis
+
+
+@dataclass(kw_only=True)
+class BlockCost:
+    """What one block of a class costs on one device of the group. Seconds per microbatch unless said otherwise.
+
+    Attributes:
+        forward_s, backward_s: of computation.
+        forward_cast_s, backward_cast_s: of casts, parameters' gathers included.
+        once_s: gradient reduction and gather of the update, once a step.
+        update_s: optimizer update, once a step.
+        collectives: phase, kind and axis -> count per microbatch (or step, for phase ``once``).
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_cast_s: float = 0.0
+    backward_cast_s: float = 0.0
+    once_s: float = 0.0
+    update_s: float = 0.0
+    parameter_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    optimizer_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    transient_bytes: float = 0.0
+    collectives: Counter[Collective] = field(default_factory=Counter)
+
+    @property
+    def state_bytes(self) -> float:
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A choice of every node of a space.
+
+    Attributes:
+        choice: option index of each node.
+        time_s: seconds of one step as the problem counts them; bound_s: proven least.
+    """
+
+    space: ModelSpace
+    setting: Setting
+    choice: tuple[int, ...]
+    time_s: float
+    bound_s: float
+
+    def option(self, *key: str) -> object:
+        index = self.space.index[key]
+        return self.space.nodes[index].options[self.choice[index]]
+
+    @cached_property
+    def op_strategies(self) -> dict[str, dict[str, Strategy]]:
+        """Block class -> op name -> strategy."""
+        found: dict[str, dict[str, Strategy]] = {key: {} for key in self.space.graph.classes}
+        for node, pick in zip(self.space.nodes, self.choice, strict=True):
+            if isinstance(node, GroupNode):
+                found[node.class_key].update(
+                    (op.name, s) for op, s in zip(node.group.ops, node.options[pick].ops, strict=True)
+                )
+        return found
+
+    @cached_property
+    def storage(self) -> dict[str, Storage]:
+        """Parameter name -> specs in the dims of one block's slice."""
+        return {
+            name: node.options[pick]
+            for node, pick in zip(self.space.nodes, self.choice, strict=True)
+            if isinstance(node, ParameterNode)
+            for name in node.names
+        }
+
+    def needs(self, node: ParameterNode) -> list[Spec]:
+        """Specs in which the ops take a parameter."""
+        return [
+            specs[self.choice[consumer]] for place in node.places for consumer, specs in consumers_of(self.space, *place)
+        ]
+
+    @cached_property
+    def input_specs(self) -> dict[str, dict[str, Spec]]:
+        """Block class -> input -> spec in which the class takes it (parameters: as they are through the step)."""
+        found: dict[str, dict[str, Spec]] = {key: {} for key in self.space.graph.classes}
+        for node, pick in zip(self.space.nodes, self.choice, strict=True):
+            if isinstance(node, PortNode):
+                found[node.class_key][node.tensor] = node.options[pick]
+            elif isinstance(node, ParameterNode):
+                through = hoisted(node.options[pick].value, self.needs(node))
+                for key, name in node.places:
+                    found[key][name] = through
+        return found
+
+    @cached_property
+    def output_specs(self) -> dict[str, dict[str, Spec]]:
+        """Block class -> output tensor -> spec in which the class makes it."""
+        found: dict[str, dict[str, Spec]] = {}
+        for key, cls in self.space.graph.classes.items():
+            specs = dict(self.input_specs[key])
+            for i, group in enumerate(self.space.groups[key]):
+                specs |= specs_in_group(group, self.option("group", key, str(i)))  # type: ignore[arg-type]
+            found[key] = {name: specs[name] for name in cls.outputs if name in specs}
+        return found
+
+    @cached_property
+    def costs(self) -> dict[str, BlockCost]:
+        """Block class -> what one of its blocks costs."""
+        return {key: self._cost(key) for key in self.space.graph.classes}
+
+    def _cost(self, key: str) -> BlockCost:
+        space, remat = self.space, self.setting.remat
+        cls, cost = space.graph.classes[key], BlockCost()
+        sharers, every = saved_by(space, key, remat), saved_by(space, key, "none")
+        transient, recomputed = 0.0, 0.0
+        for i, group in enumerate(space.groups[key]):
+            index = space.index["group", key, str(i)]
+            node, option = space.nodes[index], space.nodes[index].options[self.choice[index]]
+            assert isinstance(node, GroupNode)
+            forward, backward = group_cost(space, node, option)  # type: ignore[arg-type]
+            cost.forward_s += forward
+            cost.backward_s += backward + (forward if remat == "full" else 0.0)
+            cost.saved_bytes += group_saved(space, node, option, sharers)  # type: ignore[arg-type]
+            recomputed += group_saved(space, node, option, every)  # type: ignore[arg-type]
+            transient = max(transient, group_live(space, node, option))  # type: ignore[arg-type]
+            for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
+                for axis in internal_reductions(op, strategy):
+                    cost.collectives["forward", "all_reduce", axis] += 1
+        for name in dict.fromkeys([*cls.inputs, *(n for g in space.groups[key] for n in g.exports)]):
+            self._casts_inside(key, name, cost)
+        for link in space.links:
+            consumer = space.nodes[link.consumer]
+            if isinstance(consumer, PortNode) and consumer.class_key == key:
+                pair = link.give[self.choice[link.producer]], consumer.options[self.choice[link.consumer]]
+                self._charge(link.tensor, *pair, cost, share=link.count / space.counts[key])
+        for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
+            self._parameter(node, key, cost)
+        if remat == "full":
+            cost.saved_bytes = sum(
+                cls.tensors[name].bytes / split_factor(spec, space.mesh)
+                for name, spec in self.input_specs[key].items()
+                if cls.tensors[name].role in ("activation", "batch")
+            )
+            transient += recomputed
+        cost.transient_bytes = transient
+        return cost
+
+    def _casts_inside(self, key: str, name: str, cost: BlockCost) -> None:
+        space = self.space
+        if ("place", key, name) in space.index:
+            return
+        found = space._maker(key, name)
+        if found is None:
+            source, producer = space.whole, -1
+        else:
+            producer, specs = found
+            source = specs[self.choice[producer]]
+        targets = {specs[self.choice[n]] for n, specs in consumers_of(space, key, name) if n != producer}
+        for target in sorted(targets):
+            self._charge(space.graph.classes[key].tensors[name], source, target, cost, again=name in space.derived[key])
+
+    def _charge(self, tensor: object, source: Spec, target: Spec, cost: BlockCost, *, again: bool = False, share: float = 1.0) -> None:
+        from costmodel.graph import Tensor
+
+        assert isinstance(tensor, Tensor)
+        if source == target:
+            return
+        forward, backward = self.space.pricing.cast(tensor, source, target)
+        twice = again or self.setting.remat == "full"
+        cost.forward_cast_s += share * forward
+        cost.backward_cast_s += share * (backward + (forward if twice else 0.0))
+        steps = cast(tensor.shape, tensor.itemsize, source, target, self.space.mesh) or ()
+        for step in steps:
+            if step.forward:
+                cost.collectives["forward", step.forward, step.axis] += share  # type: ignore[assignment]
+                if twice:
+                    cost.collectives["backward", step.forward, step.axis] += share  # type: ignore[assignment]
+            if step.backward and tensor.needs_grad:
+                cost.collectives["backward", step.backward, step.axis] += share  # type: ignore[assignment]
+
+    def _parameter(self, index: int, key: str, cost: BlockCost) -> None:
+        """Parameters are charged to the first class that reads them; gathers to the class whose ops need them."""
+        space = self.space
+        node = space.nodes[index]
+        assert isinstance(node, ParameterNode)
+        storage = node.options[self.choice[index]]
+        facts = space.graph.params[node.names[0]]
+        elements = math.prod(node.tensor.shape)
+        share = node.count / space.counts[key]
+        owner = node.places[0][0] == key
+        needs = {specs[self.choice[n]] for place in node.places if place[0] == key for n, specs in consumers_of(space, *place)}
+        once = 0.0
+        for need in sorted(needs):
+            price = parameter_cost(node.tensor, storage, need, space.pricing, trained=facts.trained)
+            cost.forward_cast_s += price.forward_s
+            cost.backward_cast_s += price.backward_s
+            once = max(once, price.once_s)
+            through = hoisted(storage.value, (need,))
+            for step in cast(node.tensor.shape, node.tensor.itemsize, through, need, space.mesh) or ():
+                if step.forward:
+                    cost.collectives["forward", step.forward, step.axis] += 1
+                    cost.collectives["backward", step.forward, step.axis] += facts.trained
+                if step.backward and facts.trained:
+                    cost.collectives["backward", step.backward, step.axis] += 1
+            for phase, kind, axis in price.collectives:
+                cost.collectives[phase, kind, axis] += 1 if owner else 0
+        value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
+        cost.parameter_bytes += share * value
+        if owner:
+            cost.once_s += share * once
+            cost.gradient_bytes += share * gradient
+            cost.optimizer_bytes += share * optimizer
+            cost.update_s += share * space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
+
+
+def loss_is_fine(spec: Spec) -> bool:
+    """A loss part may be whole or a pending sum on each axis."""
+    return all(code in (REPLICATED, PARTIAL) for code in spec)
+
+
+def batch_specs(decision: Decision) -> dict[str, Spec]:
+    """Spec in which each batch leaf arrives."""
+    return {
+        node.name: node.options[pick]
+        for node, pick in zip(decision.space.nodes, decision.choice, strict=True)
+        if isinstance(node, BatchNode)
+    }
+
+
+__all__ = ["VARYING", "BlockCost", "Collective", "Decision", "Sequence", "batch_specs", "loss_is_fine"]
