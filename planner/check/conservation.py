@@ -1,7 +1,8 @@
 """Whether nothing is lost: every block and parameter in the stages, every example of the batch in a microbatch."""
 
+from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
@@ -95,20 +96,20 @@ def batch_conserved(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 def microbatches_shared(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """MP609."""
-    everything = range(plan.microbatches)
+    everything = range(max(plan.microbatches, 0))
     for stage, record in enumerate(plan.stages):
         if not record.groups:
             yield finding("MP609", f"stages[{stage}].groups", f"stage {stage} has no group to run it")
             continue
         given = [microbatch for group in record.groups for microbatch in group.microbatches]
-        missing = [str(m) for m in everything if m not in set(given)]
-        foreign = sorted({str(m) for m in given if m not in everything})
-        twice = sorted({str(m) for m in given if given.count(m) > 1})
-        wrong = [
-            f"{what} {some(which)}"
-            for what, which in (("nobody runs", missing), ("not among them:", foreign), ("run twice:", twice))
-            if which
-        ]
+        counts = Counter(given)
+        own = {microbatch for microbatch in counts if microbatch in everything}
+        missing = [str(m) for m in islice((m for m in everything if m not in own), 6)]
+        rest = len(everything) - len(own) - len(missing)
+        foreign = [str(m) for m in sorted(counts) if m not in everything]
+        twice = [str(m) for m, count in sorted(counts.items()) if count > 1]
+        wrong = [f"nobody runs {', '.join(missing)}" + (f" and {rest} more" if rest else "")] * bool(missing)
+        wrong += [f"not among them: {some(foreign)}"] * bool(foreign) + [f"run twice: {some(twice)}"] * bool(twice)
         if wrong:
             message = f"stage {stage}: its {len(record.groups)} group(s) do not share out the {plan.microbatches} "
             message += f"microbatches: {'; '.join(wrong)}"

@@ -103,11 +103,15 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if not (math.isfinite(value) and value >= 0):
             yield finding("MP625", f"prediction.{name}", f"{name} is {value}, it must be finite and not negative")
     for stage, group, record in groups_of(plan):
-        for name in ("forward_s", "backward_s", "once_s"):
+        for name in (name for name in record.time.__struct_fields__ if name.endswith("_s")):
             value = getattr(record.time, name)
             if not (math.isfinite(value) and value >= 0):
                 message = f"{group_label(plan, stage, group)}: {name} is {value}, it must be finite and not negative"
                 yield finding("MP625", group_path(stage, group, f"time.{name}"), message)
+    for at, transfer in enumerate(plan.transfers):
+        if not (math.isfinite(transfer.time_s) and transfer.time_s >= 0 <= transfer.bytes and transfer.gradient_bytes >= 0):
+            message = f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
+            yield finding("MP625", f"transfers[{at}]", f"{message}{transfer.time_s} s: none may be negative")
 
 
 def certificate_consistent(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

@@ -11,7 +11,16 @@ from planner.planfile.schema import Finding, Plan
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The schedule that the plan writes as text. Raises InputError (MP140 to MP143) if it cannot be read."""
+    """The schedule that the plan writes as text.
+
+    Raises:
+        InputError: MP140 to MP143 if it cannot be read; MP615 if it has fewer actions than microbatches, which no
+            schedule has (a number of microbatches is only as large as the file that spells out their actions).
+    """
+    count = sum(len(actor.actions.split()) for actor in plan.schedule.actors)
+    if count < plan.schedule.microbatches:
+        message = f"the schedule is for {plan.schedule.microbatches} microbatches and lists {count} actions"
+        raise InputError("MP615", message, "each microbatch has a forward and a backward on every stage")
     return Schedule(
         name=plan.schedule.name,
         microbatches=plan.schedule.microbatches,
@@ -31,7 +40,8 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     try:
         schedule = schedule_of(plan)
     except InputError as error:
-        yield finding("MP615", "schedule.actors", f"{error.code}: {error.message}", error.hint)
+        message = error.message if error.code == "MP615" else f"{error.code}: {error.message}"
+        yield finding("MP615", "schedule.actors", message, error.hint)
         return
     if schedule.microbatches != plan.microbatches:
         message = f"the schedule is for {schedule.microbatches} microbatches, the plan has {plan.microbatches}"

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from planner.frontend import jax_compat as jc
@@ -121,8 +120,8 @@ class Gather(Rule):
             return eqn.params["fill_value"]
         if is_inexact(eqn.outputs[0]):
             return float("nan")
-        info = np.iinfo(eqn.outputs[0].aval.dtype)
-        return info.min if info.kind == "i" else info.max
+        dtype = eqn.outputs[0].aval.dtype
+        return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.iinfo(dtype).max
 
     def local(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
         operand, indices = args
