@@ -206,6 +206,8 @@ def _position(op: Op, dims: Dims, factor: int) -> int | None:
 
 def axis_choices(op: Op, size: int) -> tuple[int, ...]:
     """Strategy codes that one mesh axis of `size` devices may take for this op."""
+    if not op.known:
+        return (REPLICATED,)  # run whole, on invariant operands: its derivative may not bear varying ones
     choices = [REPLICATED, VARYING]
     for index, factor in enumerate(op.factors):
         if not factor.splits or factor.size % size or factor.size == 1:

@@ -109,8 +109,12 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 message = f"{group_label(plan, stage, group)}: {name} is {value}, it must be finite and not negative"
                 yield finding("MP625", group_path(stage, group, f"time.{name}"), message)
     for at, transfer in enumerate(plan.transfers):
-        if not (math.isfinite(transfer.time_s) and transfer.time_s >= 0 <= transfer.bytes and transfer.gradient_bytes >= 0):
-            message = f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
+        if not (
+            math.isfinite(transfer.time_s) and transfer.time_s >= 0 <= transfer.bytes and transfer.gradient_bytes >= 0
+        ):
+            message = (
+                f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
+            )
             yield finding("MP625", f"transfers[{at}]", f"{message}{transfer.time_s} s: none may be negative")
 
 

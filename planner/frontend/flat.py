@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.frontend import jax_compat as jc
 
+CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
 INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_lin", "remat2", "remat", "checkpoint"}
 
 
@@ -89,6 +90,7 @@ class Program:
 @dataclass
 class _Flattener:
     prefix: str
+    inlined: set[str]
     counts: Counter = field(default_factory=Counter)
     scopes: itertools.count = field(default_factory=itertools.count)
     equations: list[Equation] = field(default_factory=list)
@@ -111,7 +113,7 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             args = [read(atom) for atom in eqn.invars]
             name = eqn.primitive.name
-            if name in INLINED:
+            if name in self.inlined:
                 inner = jc.as_closed(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
                 around = scopes
                 if name in ("remat2", "remat", "checkpoint"):
@@ -137,10 +139,15 @@ class _Flattener:
         return value
 
 
-def flatten(closed: Any, input_names: list[str], prefix: str = "") -> Program:
-    """Flattens a closed jaxpr; equations that no output needs are dropped (effects are kept)."""
+def flatten(closed: Any, input_names: list[str], prefix: str = "", *, differentiated: bool = True) -> Program:
+    """Flattens a closed jaxpr; equations that no output needs are dropped (effects are kept).
+
+    Args:
+        differentiated: keep functions with custom derivatives as equations of their own. False inside such a function's
+            own programs, which JAX does not differentiate (and whose rules may call the function again).
+    """
     inputs = [Value(name, var.aval) for name, var in zip(input_names, closed.jaxpr.invars, strict=True)]
-    work = _Flattener(prefix)
+    work = _Flattener(prefix, INLINED if differentiated else INLINED | CUSTOM)
     outputs = work.run(closed.jaxpr, closed.consts, list(inputs), ())
     return prune(Program(tuple(inputs), tuple(work.equations), tuple(outputs), work.constants))
 

@@ -54,12 +54,16 @@ def _usable_factors(eqn: Equation, facts: Factorisation, needs_grad: Callable[[V
         return any(needs_grad(value) and all(index not in parts for parts in dims) for value, dims in results)
 
     reason = "a gradient crosses the result of an all-reduced maximum"
-    return tuple(
-        replace(factor, combine="none", splits=False, reason=reason)
-        if factor.combine == "max" and reduced_with_gradient(index)
-        else factor
-        for index, factor in enumerate(facts.factors)
-    )
+    usable: list[Factor] = []
+    names: set[str] = set()
+    for index, factor in enumerate(facts.factors):
+        if factor.combine == "max" and reduced_with_gradient(index):
+            factor = replace(factor, combine="none", splits=False, reason=reason)
+        if factor.name in names:  # plans name factors, so names are unique within an op
+            factor = replace(factor, name=f"{factor.name}_{index}")
+        names.add(factor.name)
+        usable.append(factor)
+    return tuple(usable)
 
 
 def _saved_names(eqn: Equation, facts: Factorisation, wanted: Sequence[int]) -> tuple[str, ...]:

@@ -30,11 +30,13 @@ class MicrobatchProgram:
     Attributes:
         sends: names of values that later stages or the step's results read.
         losses: names of the loss parts made here (empty but on the last stage).
+        results: names of carried state and aux leaves made here, which every device gets whole.
     """
 
     stage: StageProgram
     sends: tuple[str, ...]
     losses: tuple[str, ...]
+    results: tuple[str, ...] = ()
 
     @cached_property
     def receives(self) -> dict[str, Spec]:
@@ -74,9 +76,9 @@ class MicrobatchProgram:
             env[name] = (x, inside)
         self.stage.run(env)
         sent: dict[str, Placed] = {}
-        for name in self.sends:
+        for name in dict.fromkeys((*self.sends, *self.results)):
             x, spec = env[name]
-            target = crossing(spec)
+            target = placement.whole if name in self.results else crossing(spec)
             t = self.tensor(name)
             sent[name] = (_cast(x, t.shape, t.itemsize, spec, target, placement), target)
         return sent, {name: env[name] for name in self.losses}

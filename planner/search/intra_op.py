@@ -44,8 +44,11 @@ OBJECTIVE_SCALE = 1e3
 ROUNDING = 1e-9
 """Relative difference between a bound and a value that sums of floats can make."""
 
-FIRST_CUTOFF, CUTOFF_GROWTH = 0.002, 4.0
+FIRST_CUTOFF, CUTOFF_GROWTH = 0.005, 2.0
 """The first cutoff lies this share above the bound; each further one adds this many times the distance."""
+
+SHRINKS = 0.8
+"""The relaxation is repeated on the strategies below a cutoff while each time at most this share of them is left."""
 
 NEAR_MISSES = 50
 """Assignments that fit only within HiGHS's tolerance and are ruled out one by one, before the search gives up."""
@@ -216,28 +219,44 @@ class _Search:
         if not relaxed.through:
             return
         distance = FIRST_CUTOFF * self.unit()
-        count = 0
         while not (self.closed() or self.limit_fired or self.bound == math.inf):
-            cutoff = self.bound + distance
-            best = self.value - self.budget.relative_gap * self.unit() if self.choice else math.inf
-            count = sum(int((bound <= cutoff).sum()) for bound in relaxed.through)
-            if cutoff >= best or sum(int((bound <= best).sum()) for bound in relaxed.through) <= 1.2 * count:
-                cutoff = best
+            cutoff, last = self.bound + distance, self._improves()
+            if cutoff >= last or _count(relaxed.through, last) <= 1.2 * _count(relaxed.through, cutoff):
+                cutoff = last
             self._below(reduced, relaxed.through, cutoff)
             distance *= CUTOFF_GROWTH
 
+    def _improves(self) -> float:
+        """Only values at or below this are of interest: better than the incumbent by more than the requested gap."""
+        return self.value - self.budget.relative_gap * self.unit() if self.choice else math.inf
+
     def _below(self, reduced: reduce.Reduced, through: tuple[Floats, ...], cutoff: float) -> None:
         """Look only for assignments at or below the cutoff: improves the incumbent or lifts the bound."""
-        masks = [np.ones(size, dtype=bool) for size in self.problem.sizes]
-        for node, kept, bound in zip(reduced.nodes, reduced.kept, through, strict=True):
-            masks[node] = np.zeros(self.problem.sizes[node], dtype=bool)
-            masks[node][kept[bound <= cutoff + ROUNDING * self.unit()]] = True
-        rest = reduce.apply(self.problem, keep_rows=self.goal is Goal.excess, allowed=tuple(masks))
-        if isinstance(rest, SearchStatus):
-            self.bound = cutoff
-        else:
-            self.effort["strategies_after_relaxation"] = sum(rest.problem.sizes)
-            self.ilp(rest.problem, rest, cutoff)
+        left = sum(self.problem.sizes)
+        while True:
+            masks = [np.ones(size, dtype=bool) for size in self.problem.sizes]
+            for node, kept, bound in zip(reduced.nodes, reduced.kept, through, strict=True):
+                masks[node] = np.zeros(self.problem.sizes[node], dtype=bool)
+                masks[node][kept[bound <= cutoff + ROUNDING * self.unit()]] = True
+            rest = reduce.apply(self.problem, keep_rows=self.goal is Goal.excess, allowed=tuple(masks))
+            if isinstance(rest, SearchStatus):
+                self.bound = max(self.bound, cutoff)
+                return
+            before, left = left, sum(rest.problem.sizes)
+            elimination = Elimination.build(rest.problem, self.budget.table_entries)
+            if elimination is None or left > SHRINKS * before or not len(rest.problem.budget_bytes):
+                break
+            relaxed = relax(rest.problem, elimination, self.goal, self.budget)
+            self.effort["dual_steps"] = self.effort.get("dual_steps", 0) + relaxed.steps
+            if relaxed.choice:
+                self.offer(rest.invert(relaxed.choice))
+                cutoff = min(cutoff, self._improves())
+            if relaxed.bound >= cutoff or not relaxed.through:
+                self.bound = max(self.bound, min(relaxed.bound, cutoff))
+                return
+            reduced, through = rest, relaxed.through
+        self.effort["strategies_after_relaxation"] = left
+        self.ilp(rest.problem, rest, cutoff)
 
     def ilp(self, problem: IntraOpProblem, reduced: reduce.Reduced | None, cutoff: float) -> None:
         """Solve the ILP of `problem`, whose assignments `reduced` maps back, for values at or below the cutoff."""
@@ -278,6 +297,10 @@ class _Search:
 
 def _costs(problem: IntraOpProblem) -> tuple[list[Floats], list[Floats]]:
     return [node.time_s for node in problem.nodes], [tensor.cast_time_s for tensor in problem.tensors]
+
+
+def _count(through: tuple[Floats, ...], cutoff: float) -> int:
+    return sum(int((bound <= cutoff).sum()) for bound in through)
 
 
 def _nothing(status: SearchStatus, search: _Search) -> Solution:

@@ -87,6 +87,7 @@ def minimise(
     if wall_s is not None:
         settings.time_limit.FromNanoseconds(int(wall_s * 1e9))
     settings.highs.string_options["parallel"] = "off"
+    settings.highs.string_options["presolve"] = "off"  # 2 to 5 times slower on these already reduced programs
     settings.highs.double_options["mip_feasibility_tolerance"] = 1e-7
     settings.highs.double_options["primal_feasibility_tolerance"] = 1e-7
     answer = mathopt.solve(

@@ -9,6 +9,7 @@ from planner.frontend.rules import (  # noqa: F401
     ordering,
     randomness,
     reduction,
+    region,
     structure,
     unknown,
     windows,

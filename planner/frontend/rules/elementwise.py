@@ -169,6 +169,10 @@ class Together(Rule):
 
 # Identities.
 register("copy", "copy_p", "name", "stop_gradient")(Elementwise(linear=((0,),), flops=MOVE, work="view"))
+# Equinox's guards against transformations that are over by the time a program is captured.
+register("nonbatchable", "nondifferentiable_backward", "nontraceable")(
+    Elementwise(linear=((0,),), flops=MOVE, work="view")
+)
 register("convert_element_type")(ConvertElementType(flops=MOVE))
 register("bitcast_convert_type")(BitcastConvertType())
 register("optimization_barrier")(Together())

@@ -45,9 +45,9 @@ class Inner:
     flops: float = 0.0
 
 
-def _load(closed: Any, prefix: str, classes: Classes) -> Joined:
+def _load(closed: Any, prefix: str, classes: Classes, *, differentiated: bool = True) -> Joined:
     names = [f"{prefix}in.{i}" for i in range(len(closed.jaxpr.invars))]
-    program = flatten(jc.as_closed(closed), names, prefix)
+    program = flatten(jc.as_closed(closed), names, prefix, differentiated=differentiated)
     ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: True))
     return join_ops(program, ops, classes)
 
@@ -351,12 +351,12 @@ class CustomJvp(Region):
 
     def build(self, eqn: Equation) -> Inner:
         classes = Classes()
-        call = _load(eqn.params["call_jaxpr"], "p:", classes)
+        call = _load(eqn.params["call_jaxpr"], "p:", classes, differentiated=False)
         consts = eqn.params["num_consts"]
         primals = call.program.inputs[consts:]
         zeros = tuple(not _is_float(v) for v in primals)
         rule, out_zeros = jc.custom_jvp_jaxpr(eqn.params, zeros)
-        tangent = _load(rule, "t:", classes)
+        tangent = _load(rule, "t:", classes, differentiated=False)
         moving = [v for v, z in zip(primals, zeros, strict=True) if not z]
         for a, b in zip((*primals, *moving), tangent.program.inputs, strict=True):
             _join_dims(classes, a, b)
@@ -422,16 +422,16 @@ class CustomVjp(Region):
 
     def build(self, eqn: Equation) -> Inner:
         classes = Classes()
-        call = _load(eqn.params["call_jaxpr"], "p:", classes)
+        call = _load(eqn.params["call_jaxpr"], "p:", classes, differentiated=False)
         forward_jaxpr, residuals = jc.custom_vjp_forward(
             eqn.params, tuple(_is_float(v) for v in eqn.inputs[eqn.params["num_consts"] :])
         )
-        forward = _load(forward_jaxpr, "f:", classes)
+        forward = _load(forward_jaxpr, "f:", classes, differentiated=False)
         consts = eqn.params["num_consts"]
         moving = [(o.shape, o.aval) for o in forward.program.outputs]
         avals = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape, aval in moving]
         backward_jaxpr = jax.make_jaxpr(lambda *a: self._dense(eqn, jc.custom_vjp_backward(eqn.params)(*a)))(*avals)
-        backward = _load(backward_jaxpr, "r:", classes)
+        backward = _load(backward_jaxpr, "r:", classes, differentiated=False)
         inputs = call.program.inputs
         for a, b in zip(inputs[consts:], forward.program.inputs, strict=True):
             _join_dims(classes, a, b)

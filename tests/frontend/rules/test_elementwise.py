@@ -146,6 +146,12 @@ def test_barrier_splits_what_all_values_share():
     assert check_rule(lambda x, i: lax.optimization_barrier((x, i)), X, M) > 30
 
 
+def test_equinox_guards():
+    internal = pytest.importorskip("equinox.internal")
+    assert check_rule(lambda x: internal.nonbatchable(x), X, grads=False, meshes=((2,),)) == 5
+    assert check_rule(lambda x: internal.nondifferentiable_backward(x), X, grads=False, meshes=((2,),)) == 5
+
+
 def test_linear_sets_and_residuals():
     product = op_of(lambda x, y: x * y, X, Y, primitive="mul")
     assert (product.linear, product.saves) == (((0,), (1,)), ("arg1", "arg0"))
