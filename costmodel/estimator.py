@@ -5,16 +5,18 @@ where it has the op's shape, else from the roofline of its local shard. Neighbou
 an op that fuses is charged for reading what no fused neighbour made, and for writing what leaves the fusion.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodel.collectives import AxisLink, collective_time_s
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Op, Tensor
 from costmodel.provenance import Provenance
-from costmodel.resharding import CastTable
+from costmodel.resharding import CastTable, Line
 from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction, operand_spec, result_spec, split_factor
 
 
@@ -47,6 +49,7 @@ class Pricing:
         kind: the device kind.
         mesh, axis_names, links: the mesh, without axes of size one, and what each axis sees.
         op_times: measured ops by key; a split op is charged its share.
+        collective_lines: (collective, axis size) -> (fixed seconds, seconds per byte), from a profile.
         slowdown: of the slowest device in the mesh (1 = as the kind states).
     """
 
@@ -55,17 +58,18 @@ class Pricing:
     axis_names: tuple[str, ...]
     links: tuple[AxisLink, ...]
     op_times: OpTimes = field(default_factory=dict)
+    collective_lines: Mapping[tuple[str, int], Line] = field(default_factory=dict)
     slowdown: float = 1.0
     casts: CastTable = field(init=False)
 
     def __post_init__(self) -> None:
-        self.casts = CastTable(self.mesh, self.links)
+        self.casts = CastTable(self.mesh, self.links, self.collective_lines)
 
     def op(self, op: Op, strategy: Strategy, tensors: Mapping[str, Tensor], traffic: "Traffic") -> OpCost:
         """Seconds of an op under a strategy; collectives inside the op included, casts of its operands not."""
         share = local_fraction(op, strategy, self.mesh)
         reduce_s = sum(
-            collective_time_s("all_reduce", sum(tensors[o].bytes for o in op.outputs) * share, self.links[axis])
+            self.collective_s("all_reduce", axis, sum(tensors[o].bytes for o in op.outputs) * share)
             for axis in internal_reductions(op, strategy)
         )
         measured = self.op_times.get(op.key)
@@ -87,11 +91,21 @@ class Pricing:
             )
         return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown)
 
+    def cast_matrix(
+        self, tensor: Tensor, sources: Sequence[Spec], targets: Sequence[Spec]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Forward and backward seconds of casting a tensor from each source to each target; infinite without a cast."""
+        return self.casts.prices(len(tensor.shape)).matrix(sources, targets, tensor.bytes, tensor.needs_grad)
+
     def cast(self, tensor: Tensor, source: Spec, target: Spec) -> tuple[float, float]:
-        """Forward and backward seconds of a cast; infinite where there is none. No cotangent, no backward."""
-        price = self.casts.price(len(tensor.shape), source, target)
-        forward_s = price.forward_s(tensor.bytes)
-        return forward_s, (price.backward_s(tensor.bytes) if tensor.needs_grad else 0.0 if math.isfinite(forward_s) else math.inf)
+        """The same for one pair."""
+        forward, backward = self.cast_matrix(tensor, [source], [target])
+        return float(forward[0, 0]), float(backward[0, 0])
+
+    def collective_s(self, kind: str, axis: int, size_bytes: float) -> float:
+        """Seconds of one collective on a mesh axis."""
+        fixed, slope = self.casts.line(kind, axis)
+        return fixed + slope * size_bytes
 
     def update_s(self, touched_bytes: float) -> float:
         """Seconds of an optimizer update that reads and writes so many bytes on one device."""

@@ -1,75 +1,138 @@
-"""What casts cost on one mesh: time as ``latency + bytes x rate``, forward and backward, independent of the shape.
+"""What casts cost on one mesh: time as ``fixed + bytes x rate``, forward and backward, independent of the shape.
 
     time(source -> target, tensor) = sum over steps of collective_time(kind, share x bytes)
 
-The steps of a cast and the share of the tensor that each moves depend only on the specs and the mesh, so they are worked
-out once for each pair of specs (`CastTable`) and priced by evaluating the collectives' straight lines.
+The steps of a cast, and the axes that split the tensor while each of them runs, depend only on the specs. So they are
+worked out once for all pairs of specs of a number of dims and axes (`_algebra`), and a mesh prices all pairs at once.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
 from typing import cast as typed
 
+import numpy as np
+from numpy.typing import NDArray
+
 from costmodel.collectives import AxisLink, CollectiveKind, collective_time_s
-from costmodel.sharding import CastStep, Spec, cast
+from costmodel.sharding import PARTIAL, Spec, cast
+
+Floats = NDArray[np.float64]
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+Line = tuple[float, float]  # fixed seconds, seconds per byte
 
 
-@dataclass(frozen=True, slots=True)
-class CastPrice:
-    """Seconds ``fixed + bytes * per_byte`` each way; infinite where no cast exists. `bytes` are of the whole tensor."""
+@dataclass(frozen=True)
+class _Algebra:
+    """Steps of every cast among all specs of some number of dims and axes, as flat arrays.
 
-    forward_fixed_s: float
-    forward_s_per_byte: float
-    backward_fixed_s: float
-    backward_s_per_byte: float
+    Attributes:
+        index: spec -> its number.
+        pair: of each step the pair of specs, ``source * count + target``; kind, axis: of the collective.
+        split: [step, axis] whether that axis splits the tensor while the step runs.
+        impossible: [count, count] pairs without a cast.
+    """
 
-    def forward_s(self, size_bytes: float) -> float:
-        return self.forward_fixed_s + size_bytes * self.forward_s_per_byte
+    index: Mapping[Spec, int]
+    pair: tuple[NDArray[np.int64], NDArray[np.int64]]  # forward, backward
+    line: tuple[NDArray[np.int64], NDArray[np.int64]]  # kind * axes + axis
+    split: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    impossible: NDArray[np.bool_]
 
-    def backward_s(self, size_bytes: float) -> float:
-        return self.backward_fixed_s + size_bytes * self.backward_s_per_byte
+
+@lru_cache(maxsize=64)
+def _algebra(dims: int, axes: int) -> _Algebra:
+    primes = (2, 3, 5, 7)[:axes]
+    side = math.prod(primes) ** 2
+    specs = list(product((*range(PARTIAL, 0), *range(dims)), repeat=axes))
+    whole = side**dims
+    impossible = np.zeros((len(specs), len(specs)), dtype=bool)
+    rows: tuple[list[tuple[int, int, tuple[bool, ...]]], ...] = ([], [])
+    for i, source in enumerate(specs):
+        for j, target in enumerate(specs):
+            steps = cast((side,) * dims, 1, source, target, primes)
+            if steps is None:
+                impossible[i, j] = True
+                continue
+            for step in steps:
+                parts = whole // step.full_bytes
+                split = tuple(parts % prime == 0 for prime in primes)
+                for way, kind in enumerate((step.forward, step.backward)):
+                    if kind:
+                        rows[way].append((i * len(specs) + j, KINDS.index(kind) * axes + step.axis, split))
+    return _Algebra(
+        index={spec: i for i, spec in enumerate(specs)},
+        pair=_both(rows, lambda row: np.array([r[0] for r in row], dtype=np.int64)),
+        line=_both(rows, lambda row: np.array([r[1] for r in row], dtype=np.int64)),
+        split=_both(rows, lambda row: np.array([r[2] for r in row], dtype=bool).reshape(len(row), axes)),
+        impossible=impossible,
+    )
 
 
-IMPOSSIBLE = CastPrice(math.inf, 0.0, math.inf, 0.0)
-FREE = CastPrice(0.0, 0.0, 0.0, 0.0)
+def _both(rows: tuple[list, ...], make) -> tuple:  # type: ignore[no-untyped-def, type-arg]
+    return make(rows[0]), make(rows[1])
+
+
+@dataclass(frozen=True)
+class CastPrices:
+    """Prices of all casts of tensors with some number of dims: ``fixed + bytes * per_byte``, by numbers of specs.
+
+    `bytes` are those of the whole tensor; infinite where there is no cast.
+    """
+
+    index: Mapping[Spec, int]
+    forward_fixed_s: Floats
+    forward_s_per_byte: Floats
+    backward_fixed_s: Floats
+    backward_s_per_byte: Floats
+
+    def matrix(
+        self, sources: Sequence[Spec], targets: Sequence[Spec], size_bytes: float, needs_grad: bool
+    ) -> tuple[Floats, Floats]:
+        """Forward and backward seconds from each source to each target. No cotangent, no backward."""
+        at = np.ix_([self.index[s] for s in sources], [self.index[t] for t in targets])
+        forward = self.forward_fixed_s[at] + size_bytes * self.forward_s_per_byte[at]
+        if not needs_grad:
+            return forward, np.where(np.isinf(forward), np.inf, 0.0)
+        return forward, self.backward_fixed_s[at] + size_bytes * self.backward_s_per_byte[at]
 
 
 @dataclass
 class CastTable:
-    """Prices of casts on one mesh, filled as they are asked for.
+    """Prices of casts on one mesh.
 
     Args:
-        mesh: axis sizes.
+        mesh: axis sizes, all above one.
         links: what each axis sees.
+        measured: (collective, axis size) -> line, from a profile; consulted before the links.
     """
 
     mesh: tuple[int, ...]
     links: tuple[AxisLink, ...]
-    _prices: dict[tuple[int, Spec, Spec], CastPrice] = field(default_factory=dict)
-    _lines: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    measured: Mapping[tuple[str, int], Line] = field(default_factory=dict)
+    _prices: dict[int, CastPrices] = field(default_factory=dict)
+    _lines: dict[tuple[str, int], Line] = field(default_factory=dict)
 
-    def price(self, dims: int, source: Spec, target: Spec) -> CastPrice:
-        """The price of a cast of a tensor with `dims` dims, all of them divisible."""
-        if source == target:
-            return FREE
-        key = (dims, source, target)
-        if key not in self._prices:
-            side = math.prod(self.mesh) ** 2
-            steps = cast((side,) * dims, 1, source, target, self.mesh)
-            self._prices[key] = IMPOSSIBLE if steps is None else self._sum(steps, float(side) ** dims)
-        return self._prices[key]
+    def prices(self, dims: int) -> CastPrices:
+        """Prices of casts of tensors with `dims` dims."""
+        if dims not in self._prices:
+            algebra = _algebra(dims, len(self.mesh))
+            count = len(algebra.index)
+            lines = np.array([self.line(kind, axis) for kind in KINDS for axis in range(len(self.mesh))]).reshape(-1, 2)
+            tables = []
+            for pair, line, split in zip(algebra.pair, algebra.line, algebra.split, strict=True):
+                share = np.prod(np.where(split, 1.0 / np.array(self.mesh), 1.0), axis=1) if len(pair) else np.zeros(0)
+                fixed, slope = (lines[line, 0], lines[line, 1] * share) if len(pair) else (share, share)
+                for weight in (fixed, slope):
+                    table = np.bincount(pair, weights=weight, minlength=count * count).reshape(count, count)
+                    table[algebra.impossible] = np.inf if weight is fixed else 0.0
+                    tables.append(table)
+            self._prices[dims] = CastPrices(algebra.index, *tables)
+        return self._prices[dims]
 
-    def _sum(self, steps: tuple[CastStep, ...], whole: float) -> CastPrice:
-        totals = [0.0, 0.0, 0.0, 0.0]
-        for step in steps:
-            for way, kind in enumerate((step.forward, step.backward)):
-                if kind:
-                    fixed, slope = self.line(kind, step.axis)
-                    totals[2 * way] += fixed
-                    totals[2 * way + 1] += slope * step.full_bytes / whole
-        return CastPrice(*totals)
-
-    def line(self, kind: str, axis: int) -> tuple[float, float]:
+    def line(self, kind: str, axis: int) -> Line:
         """Fixed seconds and seconds per byte of a collective on an axis.
 
         The line through two sizes: exact for rings, and where a tree takes over for small sizes the ring's line is an
@@ -77,9 +140,12 @@ class CastTable:
         """
         key = (kind, axis)
         if key not in self._lines:
-            small, large = 1e6, 1e9
-            name = typed(CollectiveKind, kind)
-            low, high = (collective_time_s(name, size, self.links[axis]) for size in (small, large))
-            slope = (high - low) / (large - small)
-            self._lines[key] = (max(0.0, low - slope * small), slope)
+            found = self.measured.get((kind, self.mesh[axis]))
+            if found is None:
+                small, large = 1e6, 1e9
+                name = typed(CollectiveKind, kind)
+                low, high = (collective_time_s(name, size, self.links[axis]) for size in (small, large))
+                slope = (high - low) / (large - small)
+                found = (max(0.0, low - slope * small), slope)
+            self._lines[key] = found
         return self._lines[key]

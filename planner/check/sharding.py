@@ -66,8 +66,9 @@ def _split(
 
 
 def _degree(size: int, parts: int) -> str:
-    """The divisor of `size` nearest to `parts`."""
-    return str(next(n for d in range(parts) for n in (parts - d, parts + d) if size % n == 0))
+    """The divisor of `size` nearest to `parts`, or their common one where none is near."""
+    near = (n for d in range(min(parts, 4096)) for n in (parts - d, parts + d) if size % n == 0)
+    return str(next(near, math.gcd(size, parts)))
 
 
 def _axes(what: str, where: str, axes: tuple[str, ...], sizes: dict[str, int]) -> Iterator[Finding]:

@@ -152,7 +152,7 @@ class Updater:
         """Spec of an input or output of the update: parameters as stored, gradients and state as the plan splits them."""
         whole = self.placements[max(stage, 0)].whole
         kind, _, key = name.partition("/")
-        if kind == "param":
+        if kind == "param" and key in self.parts:
             return self.parts[key].held.value
         if kind == "grad":
             return self.parts[key].held.optimizer

@@ -176,7 +176,7 @@ class Decision:
         space = self.space
         if ("place", key, name) in space.index:
             return
-        found = space._maker(key, name)
+        found = space.maker(key, name)
         if found is None:
             source, producer = space.whole, -1
         else:

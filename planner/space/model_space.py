@@ -16,18 +16,19 @@ Times are seconds of one step: microbatches x (forward + backward) + once. The m
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from costmodel.estimator import Pricing, Traffic
 from costmodel.graph import BlockClass, ModelGraph, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides, operand_spec, result_spec, split_factor
-from planner.search.problem import IntraOpProblem, Node, TensorEdge
+from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
-from planner.space.parameters import Storage, parameter_cost, state_bytes, storages, update_bytes
+from planner.space.parameters import Storage, parameter_matrix, state_bytes, storages, update_bytes
 
 Remat = Literal["none", "full"]
 PORT_LIMIT = 48
@@ -187,14 +188,14 @@ class ModelSpace:
             return None
         key, position, item = made[source.value]
         name = self.graph.classes[key].outputs[position]
-        found = self._maker(key, name)
+        found = self.maker(key, name)
         if found is None:
             return None
         node, specs = found
         shift = (1 if item else 0) - (1 if source.index is not None else 0)
         return node, tuple(tuple(c + shift if c >= 0 else c for c in s) for s in specs)
 
-    def _maker(self, key: str, name: str) -> tuple[int, tuple[Spec, ...]] | None:
+    def maker(self, key: str, name: str) -> tuple[int, tuple[Spec, ...]] | None:
         for i, group in enumerate(self.groups[key]):
             if name in group.exports:
                 node = self.index["group", key, str(i)]
@@ -235,7 +236,7 @@ class ModelSpace:
                     continue
                 port = self.index["port", block.class_key, name]
                 found = self._gives(source, made)
-                producer, give = found if found is not None else (self._whole_source(source.value), (self.whole,))
+                producer, give = found if found is not None else (self.whole_source(source.value), (self.whole,))
                 if (producer, port, source.value) in consts and source.index is None:
                     continue  # one value that many equal blocks read is cast once
                 consts.add((producer, port, source.value))
@@ -243,7 +244,7 @@ class ModelSpace:
                 tensors[port] = cls.tensors[name]
         self.links += [Link(p, give, c, tensors[c], n) for (p, give, c), n in counts.items()]
 
-    def _whole_source(self, value: str) -> int:
+    def whole_source(self, value: str) -> int:
         """A node with one option for inputs that every device holds whole (keys, state, constants)."""
         key = ("whole", value)
         return self.index[key] if key in self.index else self._add(key, BatchNode(value, (self.whole,)))
@@ -261,123 +262,156 @@ class ModelSpace:
 
     # numbers
 
+    @cached_property
+    def prices(self) -> "SpacePrices":
+        """Prices of one block and one microbatch, independent of the setting."""
+        return SpacePrices.of(self)
+
     def problem(self, setting: Setting, *, limit_bytes: float) -> IntraOpProblem:
         """The problem for one setting; `limit_bytes` is what a device has for state and activations."""
-        numbers = _Numbers(self, setting)
-        nodes = tuple(numbers.node(i, node) for i, node in enumerate(self.nodes))
-        return IntraOpProblem(nodes=nodes, tensors=tuple(numbers.edges()), budget_bytes=np.array([limit_bytes]))
+        return self.prices.problem(setting, limit_bytes)
 
 
-class _Numbers:
-    """Prices of a space under one setting."""
+@dataclass(frozen=True)
+class NodePrices:
+    """One node's options: seconds and bytes of one block and one microbatch; `count` blocks share the node."""
 
-    def __init__(self, space: ModelSpace, setting: Setting):
-        self.space, self.setting = space, setting
-        self.pricing = space.pricing
-        self.saved = {key: saved_by(space, key, setting.remat) for key in space.graph.classes}
+    name: str
+    count: int
+    forward_s: Floats
+    backward_s: Floats
+    once_s: Floats
+    state_bytes: Floats
+    saved_bytes: Floats  # kept without remat
+    entry_bytes: Floats  # kept under full remat: the block's inputs
+    live_bytes: Floats
 
-    def node(self, index: int, node: AnyNode) -> Node:
-        count = len(node.options)
-        time, memory, transient = np.zeros(count), np.zeros(count), np.zeros(count)
-        setting = self.setting
-        if isinstance(node, GroupNode):
-            times = setting.microbatches * self.space.counts[node.class_key]
-            for j, option in enumerate(node.options):
-                forward, backward = group_cost(self.space, node, option)
-                again = forward if setting.remat == "full" else 0.0
-                time[j] = times * (forward + backward + again)
-                held = group_saved(self.space, node, option, self.saved[node.class_key])
-                live = group_live(self.space, node, option)
-                if setting.remat == "full":
-                    every = group_saved(self.space, node, option, saved_by(self.space, node.class_key, "none"))
-                    memory[j] = every  # one block at a time
-                else:
-                    memory[j] = setting.in_flight * held * self.space.counts[node.class_key] / setting.stages
-                transient[j] = live
-        elif isinstance(node, PortNode):
-            tensor = self.space.graph.classes[node.class_key].tensors[node.tensor]
-            if setting.remat == "full" and tensor.role in ("activation", "batch"):
-                for j, spec in enumerate(node.options):
-                    local = tensor.bytes / split_factor(spec, self.pricing.mesh)
-                    memory[j] = setting.in_flight * local * self.space.counts[node.class_key] / setting.stages
-        elif isinstance(node, ParameterNode):
-            facts = self.space.graph.params[node.names[0]]
-            elements = math.prod(node.tensor.shape)
-            for j, storage in enumerate(node.options):
-                memory[j] = node.count * sum(state_bytes(facts, elements, storage, self.pricing.mesh)) / setting.stages
-                touched = update_bytes(facts, elements, storage, self.pricing.mesh)
-                time[j] = node.count * self.pricing.update_s(touched)
-        return Node(name="/".join(map(str, next(k for k, v in self.space.index.items() if v == index))),
-                    time_s=time, memory_bytes=memory[None, :], transient_bytes=transient)
 
-    def edges(self) -> list[TensorEdge]:
-        out = []
-        for key, cls in self.space.graph.classes.items():
-            out += self._inside(key, cls)
-        for i, node in enumerate(self.space.nodes):
+@dataclass(frozen=True)
+class EdgePrices:
+    """Casts of one tensor: seconds each microbatch, and once a step."""
+
+    tensor: TensorEdge
+    count: int
+    forward_s: Floats
+    backward_s: Floats
+    once_s: Floats | None
+    again: bool  # runs again for the backward pass whatever the remat
+
+
+@dataclass(frozen=True)
+class SpacePrices:
+    nodes: tuple[NodePrices, ...]
+    edges: tuple[EdgePrices, ...]
+
+    @staticmethod
+    def of(space: ModelSpace) -> "SpacePrices":
+        names = {index: "/".join(key) for key, index in space.index.items() if key[0] != "place"}
+        edges = [e for key, cls in space.graph.classes.items() for e in _edges_inside(space, key, cls)]
+        for i, node in enumerate(space.nodes):
             if isinstance(node, ParameterNode):
-                out += self._parameter(i, node)
-        for link in self.space.links:
-            ends = self.space.nodes[link.consumer].options
-            factor = self.setting.microbatches * link.count
-            out.append(self._edge("link", link.tensor, link.producer, link.give, [(link.consumer, ends)], factor))  # type: ignore[arg-type]
-        return [e for e in out if e is not None]
+                edges += _parameter_edge(space, i, node)
+        edges += [
+            _edge(space, "link", link.tensor, link.producer, link.give, [(link.consumer, space.nodes[link.consumer].options)], link.count)  # type: ignore[list-item]
+            for link in space.links
+        ]
+        nodes = tuple(_node_prices(space, names[i], node) for i, node in enumerate(space.nodes))
+        return SpacePrices(nodes, tuple(edges))
 
-    def _inside(self, key: str, cls: BlockClass) -> list[TensorEdge | None]:
-        factor = self.setting.microbatches * self.space.counts[key]
-        out = []
-        for name in dict.fromkeys([*cls.inputs, *(n for g in self.space.groups[key] for n in g.exports)]):
-            consumers = consumers_of(self.space, key, name)
-            if ("place", key, name) in self.space.index or not consumers:
-                continue
-            found = self.space._maker(key, name)
-            if found is None:  # a captured constant, whole everywhere
-                producer, specs = self.space._whole_source(name), (self.space.whole,)
-            else:
-                producer, specs = found
-            consumers = [(node, specs_) for node, specs_ in consumers if node != producer]
-            if consumers:
-                again = name in self.space.derived[key]
-                out.append(self._edge(f"{key}/{name}", cls.tensors[name], producer, specs, consumers, factor, again))
-        return out
+    def problem(self, setting: Setting, limit_bytes: float) -> IntraOpProblem:
+        full, times = setting.remat == "full", setting.microbatches
+        nodes = []
+        for p in self.nodes:
+            per_microbatch = p.forward_s * (2.0 if full else 1.0) + p.backward_s
+            kept = p.entry_bytes if full else p.saved_bytes
+            memory = p.count * (p.state_bytes + setting.in_flight * kept) / setting.stages
+            if full:
+                memory = memory + p.saved_bytes  # one block at a time is run again and kept
+            nodes.append(Node(name=p.name, time_s=p.count * (times * per_microbatch + p.once_s),
+                              memory_bytes=memory[None, :], transient_bytes=p.live_bytes))
+        edges = []
+        for e in self.edges:
+            per_microbatch = e.forward_s * (2.0 if e.again or full else 1.0) + e.backward_s
+            cost = e.count * times * per_microbatch
+            if e.once_s is not None:
+                cost = cost + e.count * e.once_s
+            edges.append(replace(e.tensor, cast_time_s=cost))
+        return IntraOpProblem(nodes=tuple(nodes), tensors=tuple(edges), budget_bytes=np.array([limit_bytes]))
 
-    def _parameter(self, index: int, node: ParameterNode) -> list[TensorEdge | None]:
-        consumers = [c for place in node.places for c in consumers_of(self.space, *place)]
-        targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
-        trained = self.space.graph.params[node.names[0]].trained
-        cost = np.full((len(node.options), len(targets)), np.inf)
-        for a, storage in enumerate(node.options):
-            for b, need in enumerate(targets):
-                price = parameter_cost(node.tensor, storage, need, self.pricing, trained=trained)
-                each = price.forward_s + price.backward_s
-                cost[a, b] = node.count * (self.setting.microbatches * each + price.once_s)
-        column = {spec: b for b, spec in enumerate(targets)}
-        return [
-            TensorEdge(
-                name="+".join(node.names[:2]), producer=index, source=np.arange(len(node.options)),
-                consumers=tuple((n, np.array([column[s] for s in specs])) for n, specs in consumers),
-                cast_time_s=cost, cast_memory_bytes=np.zeros((1, *cost.shape)),
-            )
-        ] if consumers else []
 
-    def _edge(
-        self, name: str, tensor: Tensor, producer: int, give: Sequence[Spec], consumers: Sequence[tuple[int, Sequence[Spec]]],
-        factor: float, again: bool = False,
-    ) -> TensorEdge:
-        sources = list(dict.fromkeys(give))
-        targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
-        cost = np.array([[self._cast(tensor, a, b, again) for b in targets] for a in sources]) * factor
-        row, column = ({s: i for i, s in enumerate(specs)} for specs in (sources, targets))
-        return TensorEdge(
-            name=name, producer=producer, source=np.array([row[s] for s in give]),
-            consumers=tuple((n, np.array([column[s] for s in specs])) for n, specs in consumers),
-            cast_time_s=cost, cast_memory_bytes=np.zeros((1, *cost.shape)),
-        )
+def _node_prices(space: ModelSpace, name: str, node: AnyNode) -> NodePrices:
+    options = len(node.options)
+    zero = np.zeros(options)
+    forward, backward, once, state, saved, entry, live = (zero.copy() for _ in range(7))
+    count = 1
+    if isinstance(node, GroupNode):
+        count = space.counts[node.class_key]
+        sharers = saved_by(space, node.class_key, "none")
+        for j, option in enumerate(node.options):
+            forward[j], backward[j] = group_cost(space, node, option)
+            saved[j] = group_saved(space, node, option, sharers)
+            live[j] = group_live(space, node, option)
+    elif isinstance(node, PortNode):
+        count = space.counts[node.class_key]
+        tensor = space.graph.classes[node.class_key].tensors[node.tensor]
+        if tensor.role in ("activation", "batch"):
+            entry[:] = [tensor.bytes / split_factor(spec, space.mesh) for spec in node.options]
+    elif isinstance(node, ParameterNode):
+        count, facts, elements = node.count, space.graph.params[node.names[0]], math.prod(node.tensor.shape)
+        for j, storage in enumerate(node.options):
+            state[j] = sum(state_bytes(facts, elements, storage, space.mesh))
+            once[j] = space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
+    return NodePrices(name, count, forward, backward, once, state, saved, entry, live)
 
-    def _cast(self, tensor: Tensor, source: Spec, target: Spec, again: bool) -> float:
-        """Seconds of a cast both ways; it runs again for the backward pass under full remat, and where it is of a weight."""
-        forward, backward = self.pricing.cast(tensor, source, target)
-        return forward + backward + (forward if again or self.setting.remat == "full" else 0.0)
+
+def _edges_inside(space: ModelSpace, key: str, cls: BlockClass) -> list[EdgePrices]:
+    out = []
+    for name in dict.fromkeys([*cls.inputs, *(n for g in space.groups[key] for n in g.exports)]):
+        consumers = consumers_of(space, key, name)
+        if ("place", key, name) in space.index or not consumers:
+            continue
+        producer, specs = space.maker(key, name) or (space.whole_source(name), (space.whole,))
+        others = [(node, needs) for node, needs in consumers if node != producer]
+        if others:
+            again = name in space.derived[key]
+            out.append(_edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, space.counts[key], again))
+    return out
+
+
+def _parameter_edge(space: ModelSpace, index: int, node: ParameterNode) -> list[EdgePrices]:
+    consumers = [c for place in node.places for c in consumers_of(space, *place)]
+    if not consumers:
+        return []
+    targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
+    trained = space.graph.params[node.names[0]].trained
+    forward, backward, once = parameter_matrix(node.tensor, node.options, targets, space.pricing, trained=trained)
+    edge = _tensor_edge("+".join(node.names[:2]), index, range(len(node.options)), node.options, consumers, targets)
+    return [EdgePrices(edge, node.count, forward, backward, once, False)]
+
+
+def _edge(
+    space: ModelSpace, name: str, tensor: Tensor, producer: int, give: Sequence[Spec],
+    consumers: Sequence[tuple[int, Sequence[Spec]]], count: int, again: bool = False,
+) -> EdgePrices:
+    sources = list(dict.fromkeys(give))
+    targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
+    forward, backward = space.pricing.cast_matrix(tensor, sources, targets)
+    return EdgePrices(_tensor_edge(name, producer, give, sources, consumers, targets), count, forward, backward, None, again)
+
+
+def _tensor_edge(
+    name: str, producer: int, give: Sequence[Any], sources: Sequence[Any],
+    consumers: Sequence[tuple[int, Sequence[Spec]]], targets: Sequence[Spec],
+) -> TensorEdge:
+    """An edge whose casts are priced later. `give` are the producer's options in terms of `sources`."""
+    row = {s: i for i, s in enumerate(sources)} if not isinstance(give, range) else {i: i for i in give}
+    column = {s: i for i, s in enumerate(targets)}
+    shape = (len(sources), len(targets))
+    return TensorEdge(
+        name=name, producer=producer, source=np.array([row[s] for s in give]),
+        consumers=tuple((n, np.array([column[s] for s in specs])) for n, specs in consumers),
+        cast_time_s=np.zeros(shape), cast_memory_bytes=np.zeros((1, *shape)),
+    )
 
 
 def consumers_of(space: ModelSpace, key: str, name: str) -> list[tuple[int, tuple[Spec, ...]]]:

@@ -13,14 +13,19 @@ microbatches a step:
     split at d  varying              all-gather F, all-gather + reduce-scatter B     nothing (ZeRO-3)
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+from numpy.typing import NDArray
+
 from costmodel.estimator import Pricing
 from costmodel.graph import Parameter, Tensor
 from costmodel.sharding import REPLICATED, VARYING, Spec, divides, split_factor
+
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +83,53 @@ def hoisted(value: Spec, needs: Sequence[Spec]) -> Spec:
 
 def parameter_cost(tensor: Tensor, storage: Storage, need: Spec, pricing: Pricing, *, trained: bool) -> ParameterCost:
     """Cost of one parameter tensor (one layer's) that is stored one way and needed another."""
+    forward, backward, once = parameter_matrix(tensor, [storage], [need], pricing, trained=trained)
     through = hoisted(storage.value, (need,))
-    forward_s, backward_s = pricing.cast(tensor, through, need)
-    if not math.isfinite(forward_s):
-        return ParameterCost(math.inf, math.inf, math.inf, ())
-    collectives: list[tuple[str, str, int]] = []
-    once_s = 0.0
-    gathers = any(s >= 0 and n < 0 for s, n in zip(storage.value, need, strict=True))
-    if gathers and trained:
-        backward_s += forward_s  # gathered again for the backward pass
-    if trained:
-        local = tensor.bytes / split_factor(storage.value, pricing.mesh)
-        for axis, code in enumerate(storage.value):
-            if code != REPLICATED or pricing.mesh[axis] == 1:
-                continue
-            reduces = through[axis] == VARYING
-            if storage.gradient[axis] >= 0 and reduces:
-                backward_s += _time(pricing, "reduce_scatter", local, axis)
-                collectives.append(("backward", "reduce_scatter", axis))
-            elif storage.optimizer[axis] >= 0 and reduces:
-                once_s += _time(pricing, "reduce_scatter", local, axis)
-                collectives.append(("once", "reduce_scatter", axis))
-            elif reduces:
-                once_s += _time(pricing, "all_reduce", local, axis)
-                collectives.append(("once", "all_reduce", axis))
-            if storage.optimizer[axis] >= 0:
-                once_s += _time(pricing, "all_gather", local, axis)
-                collectives.append(("once", "all_gather", axis))
-    return ParameterCost(forward_s, backward_s, once_s, tuple(collectives))
+    found = [("once" if phase else "backward", kind, axis) for phase, kind, axis in _reductions(storage, through, pricing.mesh)]
+    return ParameterCost(float(forward[0, 0]), float(backward[0, 0]), float(once[0, 0]), tuple(found) if trained else ())
 
 
-def _time(pricing: Pricing, kind: str, size_bytes: float, axis: int) -> float:
-    fixed, slope = pricing.casts.line(kind, axis)
-    return fixed + slope * size_bytes
+def parameter_matrix(
+    tensor: Tensor, options: Sequence[Storage], needs: Sequence[Spec], pricing: Pricing, *, trained: bool
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds forward and backward of each microbatch, and once a step, for each way to store and each spec needed."""
+    shape = (len(options), len(needs))
+    forward, backward, once = np.empty(shape), np.empty(shape), np.zeros(shape)
+    values = {}
+    for i, storage in enumerate(options):
+        values.setdefault(storage.value, []).append(i)
+    for value, rows in values.items():
+        local = tensor.bytes / split_factor(value, pricing.mesh)
+        for j, need in enumerate(needs):
+            through = hoisted(value, (need,))
+            ahead, back = pricing.cast_matrix(tensor, [through], [need])
+            forward[rows, j] = ahead[0, 0]
+            # What is gathered is gathered again for the backward pass.
+            gathers = trained and any(s >= 0 and n < 0 for s, n in zip(value, need, strict=True))
+            backward[rows, j] = back[0, 0] + (ahead[0, 0] if gathers else 0.0)
+            if trained and np.isfinite(ahead[0, 0]):
+                for i in rows:
+                    for late, kind, axis in _reductions(options[i], through, pricing.mesh):
+                        (once if late else backward)[i, j] += pricing.collective_s(kind, axis, local)
+    return forward, backward, once
+
+
+def _reductions(storage: Storage, through: Spec, mesh: Sequence[int]) -> list[tuple[bool, str, int]]:
+    """Collectives of the gradient and the update: (once a step rather than each microbatch, kind, axis)."""
+    found = []
+    for axis, code in enumerate(storage.value):
+        if code != REPLICATED or mesh[axis] == 1:
+            continue
+        reduces = through[axis] == VARYING
+        if storage.gradient[axis] >= 0 and reduces:
+            found.append((False, "reduce_scatter", axis))
+        elif storage.optimizer[axis] >= 0 and reduces:
+            found.append((True, "reduce_scatter", axis))
+        elif reduces:
+            found.append((True, "all_reduce", axis))
+        if storage.optimizer[axis] >= 0:
+            found.append((True, "all_gather", axis))
+    return found
 
 
 def state_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> tuple[float, float, float]:
