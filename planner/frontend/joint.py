@@ -97,7 +97,13 @@ class Obstacle:
 
 
 def spread(
-    joined: Joined, root: object, inputs: Mapping[str, int], *, allow_max: bool = False, allow_reductions: bool = True
+    joined: Joined,
+    root: object,
+    inputs: Mapping[str, int],
+    *,
+    allow_max: bool = False,
+    allow_reductions: bool = True,
+    affine: bool = False,
 ) -> Spread | Obstacle:
     """Follows a split of class `root` through the program, or says which equation forbids it.
 
@@ -105,6 +111,8 @@ def spread(
         inputs: state of each program input (a dim, VARYING or PARTIAL); absent means VARYING.
         allow_max: whether ops may all-reduce a maximum.
         allow_reductions: whether an op may sum over the class.
+        affine: whether a pending sum may meet a value that is equal everywhere in an addition (not so on shards, where
+            the value would be added once each; but so for a mean of means).
     """
     members = joined.members(root)
     states: dict[str, int] = dict(inputs)
@@ -114,7 +122,11 @@ def spread(
         have = [states.get(o.name, VARYING) if isinstance(o, Value) else VARYING for o in equation.inputs]
         factors = members.get(op.name, [])
         if PARTIAL in have:
-            linear = next((i for i, s in enumerate(op.linear) if set(s) == {p for p, h in enumerate(have) if h == PARTIAL}), None)
+            pending = {p for p, h in enumerate(have) if h == PARTIAL}
+            linear = next((i for i, s in enumerate(op.linear) if set(s) == pending), None)
+            if linear is None and affine:
+                every = set(range(len(have)))
+                linear = next((i for i, s in enumerate(op.linear) if set(s) == every), None)
             if linear is None or any(h >= 0 for h in have):
                 return Obstacle(equation, "a pending sum meets an operation that is not linear in it")
             codes[op.name] = PASS - linear

@@ -56,6 +56,8 @@ class TrainingTask:
         state: carried state (batch statistics), or None.
         rng: True when the function takes ``rng=``, a typed PRNG key.
         has_aux: whether the function returns aux outputs.
+        independent_microbatches: each microbatch's own statistics (batch norm, expert capacity) are what is wanted: skips
+            the check that microbatches keep the loss's meaning.
         name: for plan files and reports.
         tokens_per_example: for throughput in tokens; None means throughput in examples.
     """
@@ -70,6 +72,7 @@ class TrainingTask:
     state: PyTree = None
     rng: bool = False
     has_aux: bool = False
+    independent_microbatches: bool = False
     name: str = "task"
     tokens_per_example: int | None = None
 

@@ -18,8 +18,9 @@ from planner.frontend import jax_compat as jc
 from planner.frontend.capture import BlockInstance, Capture, Run
 from planner.frontend.flat import Value
 from planner.lowering.casts import apply_cast
-from planner.lowering.placement import GroupPlacement, spec_from_dims
+from planner.lowering.placement import GroupPlacement
 from planner.lowering.spmd import LocalProgram
+from planner.planfile.specs import shifted, spec_from_dims
 
 Placed = tuple[Any, Spec]  # one device's part, and its spec
 
@@ -210,11 +211,6 @@ class StageProgram:
     def _cast_stacked(self, name: str, x: Any, count: int, have: Spec, want: Spec) -> Any:
         tensor = self.capture.values[name]
         return _cast(x, (count, *tensor.shape[1:]), tensor.itemsize, have, want, self.placement)
-
-
-def shifted(spec: Spec, by: int) -> Spec:
-    """A spec of the value with one leading dim more (or less)."""
-    return tuple(code + by if code >= 0 else code for code in spec)
 
 
 def _cast(x: Any, shape: tuple[int, ...], itemsize: int, have: Spec, want: Spec, placement: GroupPlacement) -> Any:

@@ -256,7 +256,7 @@ def _communication_rows(plan: Plan) -> Iterator[CommunicationRow]:
                     if kind.startswith(phase) and number
                 ]
                 if kinds or time_s:
-                    what = f"{', '.join(kinds) or 'collectives'} a microbatch, x {count}"
+                    what = f"{', '.join(kinds) or 'collectives'}, for each of {count} microbatches"
                     yield CommunicationRow(where=where, phase=phase, what=what, time_s=time_s * count)
             rest = [kind for kind in sorted(time.collectives) if not kind.startswith(("forward", "backward"))]
             if time.gradient_reduction_s or rest:
@@ -267,7 +267,7 @@ def _communication_rows(plan: Plan) -> Iterator[CommunicationRow]:
     for transfer in plan.transfers:
         where = f"stage {transfer.from_stage} -> {transfer.to_stage}"
         what = f"{len(transfer.values)} value{'s' if len(transfer.values) != 1 else ''} ({transfer.bytes:,} B forward, "
-        what += f"{transfer.gradient_bytes:,} B back) a microbatch, x {plan.microbatches}"
+        what += f"{transfer.gradient_bytes:,} B back), for each of {plan.microbatches} microbatches"
         back = transfer.gradient_bytes / transfer.bytes if transfer.bytes else 0.0
         time_s = transfer.time_s * plan.microbatches * (1 + back)
         yield CommunicationRow(where=where, phase="transfer", what=what, time_s=time_s)

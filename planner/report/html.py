@@ -86,7 +86,7 @@ def _cells(row: StageRow, several: bool) -> tuple[str, ...]:
         ", ".join(row.blocks),
         " ".join(row.devices),
         row.kind,
-        " ".join(f"{name}={size}" for name, size in row.mesh) or "-",
+        " ".join(f"{name}={size}" for name, size in row.mesh if size > 1) or "-",
         " ".join(row.degrees) or "-",
         row.remat,
         str(row.microbatches),

@@ -74,7 +74,7 @@ def _stage_cells(row: StageRow, several: bool) -> tuple[str, ...]:
         _short(", ".join(row.blocks), 40),
         _short(" ".join(row.devices), 36),
         row.kind,
-        " ".join(f"{name}={size}" for name, size in row.mesh) or "-",
+        " ".join(f"{name}={size}" for name, size in row.mesh if size > 1) or "-",
         " ".join(row.degrees) or "-",
         row.remat,
         str(row.microbatches),

@@ -101,7 +101,7 @@ def eqx_convnet() -> Published:
 
 @published("equinox", "equimo")
 def equimo_vit() -> Published:
-    import equimo.vision.models as models
+    import equimo.models as models
 
     def build(key: Any) -> Any:
         return models.VisionTransformer(

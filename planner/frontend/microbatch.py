@@ -1,0 +1,122 @@
+"""Whether a task may be split into microbatches: what its batch factor meets in the graph.
+
+A microbatched step sums over microbatches. That equals the whole batch's loss only if examples meet nowhere but in the
+declared reduction. The check follows the batch dims through the program (`joint.spread`): every op must treat them as
+a parallel loop or sum over them, and such sums may pass only through linear ops up to the loss. Then the factor between
+the sums and the loss must fall with the batch size for a mean, and not depend on it for a sum.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import planner.frontend.rules  # noqa: F401  (fills the registry)
+from costmodel.sharding import PARTIAL, PASS
+from planner.frontend import jax_compat as jc
+from planner.frontend.capture import input_names, trace
+from planner.frontend.flat import Program, Value, prune
+from planner.frontend.joint import Classes, Obstacle, Spread, join_ops, make_ops, spread
+from planner.frontend.ops import op_from_equation, rule_for
+from planner.frontend.task import TrainingTask
+
+LARGEST_TAIL = 1 << 20  # elements; the tail is evaluated on ones to compare its factor at two batch sizes
+
+
+@dataclass(frozen=True)
+class MicrobatchCheck:
+    """Whether microbatches keep the task's meaning; if not, why, and which op says so."""
+
+    splits: bool
+    reason: str = ""
+    op: str = ""
+    source: str = ""
+
+
+def check_microbatches(task: TrainingTask) -> MicrobatchCheck:
+    """Checks the task at two batch sizes. A task that declares its microbatches independent is taken at its word."""
+    if task.independent_microbatches:
+        return MicrobatchCheck(True)
+    small, large = (_at(task, size) for size in (2, 4))
+    if isinstance(small, MicrobatchCheck):
+        return small
+    if isinstance(large, MicrobatchCheck):
+        return large
+    losses = 2 if task.reduction == "weighted" else 1
+    expected = 0.5 if task.reduction == "mean" else 1.0
+    for position in range(losses):
+        ratio = _ratio(small, large, position)
+        if ratio is not None and abs(ratio - expected) > 1e-3:
+            what = "a mean: its factor should halve when the batch doubles" if expected == 0.5 else "a sum: its factor should not depend on the batch"
+            return MicrobatchCheck(False, f"the loss is declared {what}, but it changes by {ratio:.3g}")
+    return MicrobatchCheck(True)
+
+
+@dataclass(frozen=True)
+class _Followed:
+    program: Program
+    spread: Spread
+
+
+def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
+    program, _, _ = trace(task, size)
+    losses = 2 if task.reduction == "weighted" else 1
+    program = prune(Program(program.inputs, program.equations, program.outputs[:losses], program.constants))
+    ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: True))
+    classes = Classes()
+    dims = task.batch_dim_list
+    starts: dict[str, int] = {}
+    for name, info in input_names(task).items():
+        if info.role == "batch" and dims[info.leaf] is not None:
+            starts[name] = dims[info.leaf]  # type: ignore[assignment]
+            classes.join("batch", (name, dims[info.leaf]))
+    joined = join_ops(program, ops, classes)
+    used = {o.name for e in program.equations for o in e.inputs if isinstance(o, Value)}
+    mean = task.reduction == "mean"  # a mean of (mean + constant) is the mean plus the constant
+    found = spread(joined, classes.find("batch"), {n: d for n, d in starts.items() if n in used}, affine=mean)
+    if isinstance(found, Obstacle):
+        return MicrobatchCheck(False, found.reason, found.equation.name, found.equation.source)
+    for operand in program.outputs:
+        if isinstance(operand, Value) and found.states.get(operand.name, -2) >= 0:
+            return MicrobatchCheck(False, "the loss keeps a batch dim")
+    return _Followed(program, found)
+
+
+def _ratio(small: _Followed, large: _Followed, position: int) -> float | None:
+    """Factor between the sums over the batch and the loss, at the larger batch over that at the smaller one."""
+    factors = [_factor(f, position) for f in (small, large)]
+    if factors[0] is None or factors[1] is None or factors[0] == 0.0:
+        return None
+    return factors[1] / factors[0]
+
+
+def _factor(followed: _Followed, position: int) -> float | None:
+    """The loss as a function of the pending sums, all of which are set to one."""
+    program, states, codes = followed.program, followed.spread.states, followed.spread.codes
+    out = program.outputs[position]
+    if not isinstance(out, Value) or states.get(out.name) != PARTIAL:
+        return None
+    env: dict[str, Any] = {}
+
+    def value(operand: Any) -> Any:
+        if not isinstance(operand, Value):
+            return jnp.asarray(operand.value, operand.aval.dtype)
+        if operand.name not in env:
+            env[operand.name] = jnp.ones(operand.shape, operand.aval.dtype)
+        return env[operand.name]
+
+    for e in program.equations:
+        if states.get(e.outputs[0].name) == PARTIAL and codes[e.name] <= PASS:
+            if any(np.prod(o.shape, initial=1) > LARGEST_TAIL for o in (*e.inputs, *e.outputs)):
+                return None
+            args = [value(o) for o in e.inputs]
+            if e.primitive.name in ("add", "sub", "add_any"):  # constant terms are not part of the factor
+                args = [x if _pending(o, states) else jnp.zeros_like(x) for x, o in zip(args, e.inputs, strict=True)]
+            results = jc.bind(e.primitive, args, e.params)
+            env.update(zip((v.name for v in e.outputs), results, strict=True))
+    return float(value(out))
+
+
+def _pending(operand: Any, states: dict[str, int]) -> bool:
+    return isinstance(operand, Value) and states.get(operand.name) == PARTIAL

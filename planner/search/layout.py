@@ -1,0 +1,105 @@
+"""A whole plan as the search holds it: which blocks, devices, strategies and microbatches each stage has."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from costmodel.cluster import Cluster, Device
+from costmodel.graph import ModelGraph
+from planner.space.decision import BlockCost, Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupChoice:
+    """Devices of one kind that run a stage for a share of its microbatches."""
+
+    pool: str
+    devices: tuple[Device, ...]
+    decision: Decision
+    microbatches: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageChoice:
+    """Blocks ``start..stop-1`` and the groups that run them."""
+
+    start: int
+    stop: int
+    groups: tuple[GroupChoice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Stages in order, the schedule's name and the number of microbatches of `graph.microbatch` examples."""
+
+    graph: ModelGraph
+    cluster: Cluster
+    stages: tuple[StageChoice, ...]
+    schedule: str
+    microbatches: int
+
+    @cached_property
+    def crossings(self) -> tuple[tuple[str, ...], ...]:
+        """For each border between stages, the values that cross it (those that skip stages cross each border)."""
+        return tuple(crossing_values(self.graph, stage.stop) for stage in self.stages[:-1])
+
+
+def crossing_values(graph: ModelGraph, border: int) -> tuple[str, ...]:
+    """Values made before block `border` and read from it on. Batch leaves, keys and parameters do not cross."""
+    made = {s.value for b in graph.blocks[:border] for s in b.outputs}
+    return tuple(dict.fromkeys(s.value for b in graph.blocks[border:] for s in b.inputs if s.value in made))
+
+
+def crossing_bytes(graph: ModelGraph, values: Iterable[str]) -> tuple[int, int]:
+    """Bytes forward, and of the cotangents backward."""
+    tensors = [graph.values[v] for v in values]
+    return sum(t.bytes for t in tensors), sum(t.bytes for t in tensors if t.needs_grad)
+
+
+def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> BlockCost:
+    """What the blocks of a stage cost together; a parameter that several of them read is held once."""
+    total = BlockCost()
+    for block in graph.blocks[start:stop]:
+        cost = decision.costs[block.class_key]
+        total.forward_s += cost.forward_s
+        total.backward_s += cost.backward_s
+        total.forward_cast_s += cost.forward_cast_s
+        total.backward_cast_s += cost.backward_cast_s
+        total.once_s += cost.once_s
+        total.update_s += cost.update_s
+        total.saved_bytes += cost.saved_bytes
+        total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
+        total.collectives.update(cost.collectives)
+    value, gradient, optimizer = held_bytes(graph, decision, start, stop)
+    total.parameter_bytes, total.gradient_bytes, total.optimizer_bytes = value, gradient, optimizer
+    return total
+
+
+def held_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer state that a device of the stage holds."""
+    from planner.space.parameters import state_bytes
+
+    held: dict[str, set[int | None]] = {}
+    for block in graph.blocks[start:stop]:
+        for source in block.inputs:
+            if source.value in graph.params:
+                held.setdefault(source.value, set()).add(source.index)
+    totals = [0.0, 0.0, 0.0]
+    for name, items in held.items():
+        facts = graph.params[name]
+        stacked = None not in items
+        elements = math.prod(facts.shape[1:]) * len(items) if stacked else facts.elements
+        for i, size in enumerate(state_bytes(facts, elements, decision.storage[name], decision.space.mesh)):
+            totals[i] += size
+    return totals[0], totals[1], totals[2]
+
+
+def held_parameters(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, int] | None]:
+    """Parameters that a range of blocks reads, with the slice of the leading dim (None for whole leaves)."""
+    held: dict[str, list[int | None]] = {}
+    for block in graph.blocks[start:stop]:
+        for source in block.inputs:
+            if source.value in graph.params:
+                held.setdefault(source.value, []).append(source.index)
+    return {n: None if None in items else (min(items), max(items) + 1) for n, items in held.items()}  # type: ignore[type-var, operator]

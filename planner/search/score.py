@@ -1,0 +1,174 @@
+"""Scores a layout: exact memory of every group and the step time by event simulation. Plans, candidates and baselines
+all pass through here."""
+
+import math
+from dataclasses import dataclass
+
+from costmodel.collectives import transfer_link, transfer_time_s
+from costmodel.schedule.actions import Actor, Schedule
+from costmodel.schedule.generate import gpipe, one_f_one_b
+from costmodel.schedule.validate import in_flight
+from costmodel.simulate import SendTimes, Simulation, StageTimes, simulate
+from costmodel.sharding import split_factor
+from planner.search.layout import GroupChoice, Layout, crossing_bytes, held_parameters, stage_cost
+from planner.space.decision import BlockCost
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScore:
+    """One group's costs and itemised bytes on each of its devices."""
+
+    cost: BlockCost
+    in_flight: int
+    buffers_bytes: float
+    reserve_bytes: int
+    limit_bytes: int
+
+    @property
+    def total_bytes(self) -> float:
+        cost = self.cost
+        return cost.state_bytes + self.in_flight * cost.saved_bytes + cost.transient_bytes + self.buffers_bytes + self.reserve_bytes
+
+    @property
+    def missing_bytes(self) -> float:
+        return max(0.0, self.total_bytes - self.limit_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A layout's schedule, simulation and memory. `missing_bytes` is the most by which a group misses its limit."""
+
+    layout: Layout
+    schedule: Schedule
+    simulation: Simulation
+    groups: dict[Actor, GroupScore]
+
+    @property
+    def time_s(self) -> float:
+        return self.simulation.makespan_s
+
+    @property
+    def missing_bytes(self) -> float:
+        return max(g.missing_bytes for g in self.groups.values())
+
+    @property
+    def feasible(self) -> bool:
+        return self.missing_bytes == 0.0 and math.isfinite(self.time_s)
+
+
+def make_schedule(layout: Layout) -> Schedule:
+    """The action lists of a layout."""
+    shares = [tuple(g.microbatches for g in stage.groups) for stage in layout.stages]
+    make = {"1f1b": one_f_one_b, "gpipe": gpipe}[layout.schedule]
+    return make(len(layout.stages), layout.microbatches, shares)
+
+
+def score(layout: Layout) -> Score:
+    """Memory and simulated time of a layout."""
+    schedule = make_schedule(layout)
+    flying = in_flight(schedule)
+    costs: dict[Actor, BlockCost] = {}
+    groups: dict[Actor, GroupScore] = {}
+    times: dict[Actor, StageTimes] = {}
+    tied = tied_seconds(layout)
+    for s, stage in enumerate(layout.stages):
+        for g, group in enumerate(stage.groups):
+            actor = Actor(s, g)
+            cost = costs[actor] = stage_cost(layout.graph, group.decision, stage.start, stage.stop)
+            kind = group.decision.space.pricing.kind
+            groups[actor] = GroupScore(
+                cost=cost,
+                in_flight=flying.get(actor, 0),
+                buffers_bytes=_buffer_bytes(layout, s, group),
+                reserve_bytes=kind.reserve_bytes,
+                limit_bytes=kind.memory_bytes,
+            )
+            times[actor] = StageTimes(
+                forward_s=cost.forward_s + cost.forward_cast_s,
+                backward_s=cost.backward_s + cost.backward_cast_s,
+                reduce_s=cost.once_s,
+                exchange_s=_exchange_seconds(layout, s) + tied[s],
+                update_s=cost.update_s,
+            )
+    simulation = simulate(schedule, times, _sends(layout), keep_timeline=False)
+    return Score(layout=layout, schedule=schedule, simulation=simulation, groups=groups)
+
+
+def _sends(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:
+    """Seconds of each message between groups of neighbouring stages, forward and backward."""
+    sends: dict[tuple[Actor, Actor], SendTimes] = {}
+    for s, values in enumerate(layout.crossings):
+        forward, backward = crossing_bytes(layout.graph, values)
+        for a, one in enumerate(layout.stages[s].groups):
+            for b, other in enumerate(layout.stages[s + 1].groups):
+                there = transfer_link(layout.cluster, one.devices, other.devices)
+                back = transfer_link(layout.cluster, other.devices, one.devices)
+                sends[Actor(s, a), Actor(s + 1, b)] = SendTimes(
+                    activation_s=transfer_time_s(float(forward), there) - (there.latency_s if forward else 0.0),
+                    gradient_s=transfer_time_s(float(backward), back) - (back.latency_s if backward else 0.0),
+                    latency_s=max(there.latency_s, back.latency_s),
+                )
+    return sends
+
+
+def _buffer_bytes(layout: Layout, stage: int, group: GroupChoice) -> float:
+    """Bytes that a device holds of arriving and leaving values, both ways, two deep; split as the stage's batch is."""
+    total = 0
+    for border in (stage - 1, stage):
+        if 0 <= border < len(layout.crossings):
+            total += sum(crossing_bytes(layout.graph, layout.crossings[border]))
+    parts = max((split_factor(s, group.decision.space.mesh) for s in _entry_specs(layout, stage, group)), default=1)
+    return 2.0 * total / parts
+
+
+def _entry_specs(layout: Layout, stage: int, group: GroupChoice) -> list[tuple[int, ...]]:
+    block = layout.graph.blocks[layout.stages[stage].start]
+    cls = layout.graph.classes[block.class_key]
+    specs = group.decision.input_specs[block.class_key]
+    return [specs[n] for n in cls.inputs if n in specs and cls.tensors[n].role == "activation"]
+
+
+def _exchange_seconds(layout: Layout, stage: int) -> float:
+    """Gradients of a stage's groups meet on the first group; new parameters come back."""
+    choice = layout.stages[stage]
+    if len(choice.groups) < 2:
+        return 0.0
+    held = held_parameters(layout.graph, choice.start, choice.stop)
+    size = 0.0
+    for name, items in held.items():
+        facts = layout.graph.params[name]
+        share = 1.0 if items is None else (items[1] - items[0]) / facts.shape[0]
+        size += facts.elements * share * facts.gradient_itemsize if facts.trained else 0.0
+    first = choice.groups[0]
+    return sum(
+        transfer_time_s(size, transfer_link(layout.cluster, one, other))
+        for group in choice.groups[1:]
+        for one, other in ((group.devices, first.devices), (first.devices, group.devices))
+    )
+
+
+def tied_parameters(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Parameters that several stages hold whole, with those stages; the first owns it."""
+    places: dict[str, list[int]] = {}
+    for s, stage in enumerate(layout.stages):
+        for name, items in held_parameters(layout.graph, stage.start, stage.stop).items():
+            if items is None:
+                places.setdefault(name, []).append(s)
+    return {n: tuple(p) for n, p in places.items() if len(p) > 1}
+
+
+def tied_seconds(layout: Layout) -> list[float]:
+    """Once a step, for each stage: gradients of tied parameters go to the owner, new values come back."""
+    out = [0.0] * len(layout.stages)
+    for name, stages in tied_parameters(layout).items():
+        facts = layout.graph.params[name]
+        if not facts.trained:
+            continue
+        owner = layout.stages[stages[0]].groups[0].devices
+        for s in stages[1:]:
+            other = layout.stages[s].groups[0].devices
+            time_s = transfer_time_s(float(facts.elements * facts.gradient_itemsize), transfer_link(layout.cluster, other, owner))
+            time_s += transfer_time_s(float(facts.elements * facts.itemsize), transfer_link(layout.cluster, owner, other))
+            out[s] += time_s
+            out[stages[0]] += time_s
+    return out

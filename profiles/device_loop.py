@@ -1,0 +1,209 @@
+"""Running something on all devices at once, many times inside one program, so that calling it costs nothing.
+
+    token = 0
+    repeat R times:   results = call(*inputs), token += 1    in one compiled loop
+    time of one call  = (time of the program - time of an empty one) / R - what one turn of the loop takes
+
+`call` runs on every device's own data inside shard_map, so fake CPU devices share their cores, and GPUs their power and
+links, as they will in a plan. Two things keep the compiler from thinning the loop out: the inputs pass a barrier together
+with the token that every turn changes, so that no turn's call is another's; and the results are operands of a branch
+that is never taken, so that they are made whole and copied nowhere.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from costmodel.units import format_bytes
+from profiles.schema import Sample
+from profiles.timing import Budget, Clock, MeasurementError, combine, measure
+
+Call = Callable[..., Any]
+
+MOST_REPEATS = 64
+CALLS_WORTH = 6.0
+"""The repetitions of a program take at least this many times as long as calling it, if MOST_REPEATS allows."""
+
+_NEVER = 1e30
+_SEED = 7
+
+
+@dataclass(frozen=True)
+class Input:
+    """An array on each device: floats in [0.5, 1.5), integers in [0, below)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    below: int = 2
+
+    @property
+    def memory_bytes(self) -> int:
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLoop:
+    """Devices that run together, and what running anything on them costs.
+
+    Attributes:
+        devices: `jax.Device`s of one kind.
+        mesh_shape: how they are laid out, row-major; () for one row.
+        memory_bytes: what a program may use of each; None if unknown.
+        call_s: a program's time beside its repetitions; each_s: a repetition's beside the thing that it repeats.
+    """
+
+    devices: tuple[Any, ...]
+    mesh_shape: tuple[int, ...] = ()
+    memory_bytes: int | None = None
+    call_s: float = 0.0
+    each_s: float = 0.0
+    clock: Clock = field(default=time.perf_counter, repr=False)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Axes ``x0``, ``x1``, ..."""
+        shape = self.mesh_shape or (len(self.devices),)
+        names = tuple(f"x{i}" for i in range(len(shape)))
+        return Mesh(np.array(self.devices, dtype=object).reshape(shape), names, axis_types=(AxisType.Auto,) * len(shape))
+
+    def with_mesh(self, shape: tuple[int, ...]) -> "DeviceLoop":
+        """The same devices in another layout."""
+        return replace(self, mesh_shape=shape)
+
+    def time(
+        self,
+        call: Call,
+        inputs: Sequence[Input],
+        budget: Budget,
+        *,
+        estimate_s: float | None = None,
+        result_bytes: int = 0,
+    ) -> Sample:
+        """Seconds of ``call(*inputs)`` when all devices run it.
+
+        Args:
+            call: from arrays to an array or a flat sequence of them.
+            inputs: what each device's arrays look like; every device has its own.
+            budget: for the runs; compiling comes on top.
+            estimate_s: saves a compilation where it is near the truth.
+            result_bytes: what the results take on each device, where that is known.
+
+        Raises:
+            MeasurementError: it does not fit, or is too short to be told from what surrounds it.
+        """
+        self._check_memory(inputs, result_bytes)
+        arrays = self._arrays(inputs)
+        repeats = 1 if estimate_s is None else self._repeats(estimate_s)
+        run = self.runner(call, arrays, repeats)
+        run()
+        once_s = max(min(run(), run()) - self.call_s, 0.0) / repeats
+        better = self._repeats(once_s)
+        if repeats < MOST_REPEATS and better > 2 * repeats:
+            repeats = better
+            run = self.runner(call, arrays, repeats)
+        sample = measure(run, budget)
+        return combine(sample, repeats=repeats, call_s=self.call_s, each_s=self.each_s)
+
+    def _repeats(self, once_s: float) -> int:
+        wanted = CALLS_WORTH * self.call_s / max(once_s, 1e-9)
+        return min(MOST_REPEATS, max(1, math.ceil(wanted)))
+
+    def runner(self, call: Call, arrays: Sequence[Any], repeats: int) -> Callable[[], float]:
+        """A function that runs the compiled program once and returns its seconds."""
+        everywhere = PartitionSpec(self.mesh.axis_names)
+        program = jax.shard_map(
+            _loop(call, repeats), mesh=self.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+        )
+        token = self._spread([np.zeros(1, np.float32)] * len(self.devices))
+        compiled = jax.jit(program).lower(token, *arrays).compile()
+
+        def run() -> float:
+            start = self.clock()
+            jax.block_until_ready(compiled(token, *arrays))
+            return self.clock() - start
+
+        return run
+
+    def _arrays(self, inputs: Sequence[Input]) -> list[Any]:
+        source = np.random.default_rng(_SEED)
+        return [self._spread([one.copy()[None] for _ in self.devices]) for one in (_fill(i, source) for i in inputs)]
+
+    def _spread(self, parts: Sequence[np.ndarray]) -> Any:
+        """One global array of which each device holds its part, along dim 0."""
+        sharding = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        held = [jax.device_put(part, device) for part, device in zip(parts, self.mesh.devices.flat, strict=True)]
+        shape = (len(parts) * parts[0].shape[0], *parts[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, held)
+
+    def _check_memory(self, inputs: Sequence[Input], result_bytes: int) -> None:
+        """Refuses what would not leave room for the temporaries that only the compiled program knows."""
+        needed = sum(one.memory_bytes for one in inputs) + result_bytes
+        if self.memory_bytes is not None and needed > 0.7 * self.memory_bytes:
+            have = format_bytes(self.memory_bytes)
+            raise MeasurementError(f"operands and results take {format_bytes(needed)} of {have} on each device")
+
+
+def _loop(call: Call, repeats: int) -> Callable[..., Any]:
+    def look(*results: Any) -> Any:
+        return sum((one[(0,) * one.ndim].real.astype(jnp.float32) for one in results if one.size), jnp.float32(1))
+
+    def local(token: Any, *arrays: Any) -> Any:
+        def turn(_: Any, carry: Any) -> Any:
+            inputs, count = lax.optimization_barrier(carry)
+            results = call(*inputs)
+            flat = tuple(results) if isinstance(results, list | tuple) else (results,)
+            return inputs, count + lax.cond(count > _NEVER, look, lambda *_: jnp.float32(1), *flat)
+
+        start = (tuple(array[0] for array in arrays), token[0])
+        return lax.fori_loop(0, repeats, turn, start)[1][None]
+
+    return local
+
+
+def _fill(want: Input, source: np.random.Generator) -> np.ndarray:
+    dtype = jnp.dtype(want.dtype)
+    if dtype == np.bool_:
+        return source.random(want.shape, dtype=np.float32) < 0.5
+    if jnp.issubdtype(dtype, jnp.integer):
+        return source.integers(0, max(1, want.below), want.shape).astype(dtype)
+    return (source.random(want.shape, dtype=np.float32) + np.float32(0.5)).astype(dtype)
+
+
+def calibrate(loop: DeviceLoop, budget: Budget) -> tuple[DeviceLoop, Sample]:
+    """What calling a program and turning its loop take; and the shortest time of an op, which a plan's ops take too.
+
+    A chain of products of small matrices, each of which needs the one before, is timed at two lengths. The slope is one
+    op's time; what is left of the short chain is the loop's own.
+    """
+    call_s = measure(loop.runner(lambda x: x, loop._arrays([Input((8, 8), "float32")]), 0), budget.part(0.1)).time_s
+    bare = replace(loop, call_s=call_s)
+    short, long = 2, 18
+
+    def chain(length: int) -> Sample:
+        def call(x: Any) -> Any:
+            result = x
+            for _ in range(length):
+                result = result @ x
+            return result
+
+        arrays = bare._arrays([Input((8, 8), "float32")])
+        sample = measure(bare.runner(call, arrays, MOST_REPEATS), budget.part(0.2))
+        return combine(sample, repeats=MOST_REPEATS, call_s=call_s, each_s=0.0)
+
+    few, many = chain(short), chain(long)
+    launch_s = (many.time_s - few.time_s) / (long - short)
+    if launch_s <= 0:
+        raise MeasurementError(f"a chain of {long} ops took no longer than one of {short}")
+    each_s = max(0.0, few.time_s - short * launch_s)
+    spread_s = (few.spread_s + many.spread_s) / (long - short)
+    launch = Sample(time_s=launch_s, spread_s=spread_s, drift=many.drift, samples=few.samples + many.samples)
+    return replace(bare, each_s=each_s), launch

@@ -1,0 +1,132 @@
+"""Op times on the attached devices: a grid of matrix products, ops bound by memory, and the ops of a model.
+
+A model's ops come as `jax.export` artefacts (`OpProgram`), so that nothing here knows how a model is captured.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from costmodel.device_kind import Platform
+from profiles.device_loop import DeviceLoop, Input
+from profiles.schema import BandwidthOp, BandwidthSample, MatmulSample, OpTime, Sample
+from profiles.timing import Budget, MeasurementError, rounded
+
+_ROW = 1024
+"""Elements of a row in the bandwidth ops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpProgram:
+    """An op of a model, to be timed.
+
+    Attributes:
+        key: `costmodel.graph.Op.key`.
+        forward: exported program of the op on one device.
+        forward_backward: of its value and the cotangents that the model needs, given the cotangents of the results;
+            None where it needs none.
+        below: for each argument of `forward_backward` (those of `forward` come first), what an integer argument stays
+            below: the size of the dim that it indexes.
+        count: times that a step of one microbatch runs it.
+        flops, memory_bytes: of one run, forward.
+        problem: why there is no program, where there is none.
+    """
+
+    key: str
+    forward: bytes = b""
+    forward_backward: bytes | None = None
+    below: tuple[int, ...] = ()
+    count: int = 1
+    flops: float = 0.0
+    memory_bytes: int = 0
+    problem: str = ""
+
+
+def matmul_grid(platform: Platform) -> tuple[tuple[str, tuple[int, int, int]], ...]:
+    """(dtype, (m, k, n)) of the matrix products to time, most telling first: large float32 and bfloat16, then smaller
+    and thin ones."""
+    large = 512 if platform == "cpu" else 4096
+    cube, thin = (large, large, large), (large // 8, large, large)
+    small, wide = (large // 4,) * 3, (large, large, 4 * large)
+    shapes = (cube, small, wide, thin)
+    return tuple((dtype, shape) for shape in shapes for dtype in ("float32", "bfloat16"))
+
+
+def bandwidth_grid(platform: Platform) -> tuple[tuple[BandwidthOp, str, tuple[int, ...]], ...]:
+    """(op, dtype, shape) of the memory-bound ops to time, most telling first."""
+    rows = 1024 if platform == "cpu" else 32768
+    ops: tuple[BandwidthOp, ...] = ("add", "normalise", "gather")
+    sizes = (rows, rows // 8, 4 * rows)
+    return tuple((op, "float32", (size, _ROW)) for size in sizes for op in ops)
+
+
+def time_matmul(dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, budget: Budget) -> MatmulSample:
+    """Times ``[m, k] @ [k, n]`` on every device."""
+    m, k, n = shape
+    sample = loop.time(lambda a, b: a @ b, [Input((m, k), dtype), Input((k, n), dtype)], budget)
+    return MatmulSample(dtype=dtype, shape=shape, **sample.figures)
+
+
+def time_bandwidth(
+    op: BandwidthOp, dtype: str, shape: tuple[int, ...], loop: DeviceLoop, budget: Budget
+) -> BandwidthSample:
+    """Times an op that reads and writes arrays of `shape`: two in and one out (add), else one in and one out."""
+    rows = shape[0]
+    array, index = Input(shape, dtype), Input((rows,), "int32", below=rows)
+    call, inputs = {
+        "add": (lambda a, b: a + b, [array, array]),
+        "normalise": (_normalise, [array]),
+        "gather": (lambda table, rows: jnp.take(table, rows, axis=0, mode="clip"), [array, index]),
+    }[op]
+    memory_bytes = sum(one.memory_bytes for one in inputs) + array.memory_bytes
+    sample = loop.time(call, inputs, budget)
+    return BandwidthSample(op=op, dtype=dtype, shape=shape, memory_bytes=memory_bytes, **sample.figures)
+
+
+def _normalise(x: Any) -> Any:
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
+
+
+def time_op(program: OpProgram, loop: DeviceLoop, budget: Budget, estimate_s: float | None = None) -> OpTime:
+    """Times a model's op, forward and backward.
+
+    Args:
+        estimate_s: of the forward pass.
+
+    Raises:
+        MeasurementError: it has no program, does not fit, or is too short to tell.
+    """
+    if program.problem:
+        raise MeasurementError(program.problem)
+    forward = time_exported(program.forward, program.below, loop, budget.part(budget.left_s / 3), estimate_s)
+    if program.forward_backward is None:
+        return OpTime(forward_s=forward.time_s, spread_s=forward.spread_s, drift=forward.drift)
+    both = time_exported(program.forward_backward, program.below, loop, budget, 2 * forward.time_s)
+    return OpTime(
+        forward_s=forward.time_s,
+        backward_s=rounded(max(0.0, both.time_s - forward.time_s)),
+        spread_s=rounded(math.hypot(forward.spread_s, both.spread_s)),
+        drift=max(forward.drift, both.drift, key=abs),
+    )
+
+
+def time_exported(
+    artefact: bytes, below: Sequence[int], loop: DeviceLoop, budget: Budget, estimate_s: float | None = None
+) -> Sample:
+    """Times an exported single-device program on every device.
+
+    Args:
+        artefact: `jax.export.Exported.serialize()`.
+        below: per argument, what integers stay below.
+    """
+    program = export.deserialize(bytearray(artefact))
+    bounds = (*below, *(2 for _ in program.in_avals))
+    inputs = [Input(tuple(aval.shape), str(aval.dtype), bound) for aval, bound in zip(program.in_avals, bounds)]
+    result_bytes = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in program.out_avals)
+    return loop.time(program.call, inputs, budget, estimate_s=estimate_s, result_bytes=result_bytes)

@@ -1,0 +1,115 @@
+"""Timing to a steady state within a budget: warm up, repeat, take the median and say how far it can be trusted."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from profiles.schema import Sample
+
+Clock = Callable[[], float]
+
+WARM = 0.1
+"""Runs are warm when two in a row differ by less than this share."""
+
+STEADY = 0.01
+"""Enough runs were made when the median's standard error is below this share of it."""
+
+
+class MeasurementError(RuntimeError):
+    """A measurement that gave no number, with the cause."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Time that may be spent, on a clock that tests can replace."""
+
+    end_s: float
+    clock: Clock = time.perf_counter
+
+    @staticmethod
+    def of(seconds: float, clock: Clock = time.perf_counter) -> "Budget":
+        """A budget that starts now."""
+        return Budget(clock() + seconds, clock)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; negative when overspent."""
+        return self.end_s - self.clock()
+
+    def part(self, seconds: float) -> "Budget":
+        """A budget inside this one; never longer than what is left."""
+        return Budget(min(self.end_s, self.clock() + seconds), self.clock)
+
+
+def measure(run: Callable[[], float], budget: Budget, *, least: int = 3, most: int = 40) -> Sample:
+    """Runs until the median is steady or the budget is spent.
+
+    Args:
+        run: does the thing once and returns the seconds that it took.
+        budget: when to stop; `least` runs are made in any case.
+        least, most: how many runs count, without those for warming up.
+
+    Returns:
+        Median, median absolute deviation and drift of the runs that count.
+    """
+    _warm_up(run, budget)
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and budget.left_s > 0 and not _steady(times)):
+        times.append(run())
+    return summarise(times)
+
+
+def _warm_up(run: Callable[[], float], budget: Budget, most: int = 6) -> None:
+    """The first run compiles, allocates and wakes clocks: it never counts."""
+    last = run()
+    for _ in range(most):
+        if budget.left_s <= 0:
+            return
+        now = run()
+        if abs(now - last) <= WARM * last:
+            return
+        last = now
+
+
+def _steady(times: list[float]) -> bool:
+    middle = median(times)
+    return len(times) >= 5 and 1.4826 * _deviation(times, middle) <= STEADY * middle * len(times) ** 0.5
+
+
+def _deviation(times: list[float], middle: float) -> float:
+    return median(abs(one - middle) for one in times)
+
+
+def summarise(times: list[float]) -> Sample:
+    """Median, spread and drift of runs in the order in which they were made."""
+    middle, half = median(times), len(times) // 2
+    early, late = (median(times[:half]), median(times[half:])) if half else (middle, middle)
+    drift = late / early - 1 if early > 0 else 0.0
+    return Sample(time_s=middle, spread_s=_deviation(times, middle), drift=drift, samples=len(times))
+
+
+def combine(sample: Sample, *, repeats: int, call_s: float, each_s: float) -> Sample:
+    """From runs of a program that does something `repeats` times to seconds of one.
+
+    Args:
+        call_s: what a run takes beside its repetitions; each_s: what a repetition takes beside the thing itself.
+
+    Raises:
+        MeasurementError: nothing is left.
+    """
+    one_s = (sample.time_s - call_s) / repeats - each_s
+    if one_s <= 0:
+        took = f"{sample.time_s / repeats:.2e} s a run against {call_s / repeats + each_s:.2e} s without it"
+        raise MeasurementError(f"too short to tell from the cost of calling it: {took}")
+    return Sample(
+        time_s=rounded(one_s),
+        spread_s=rounded(sample.spread_s / repeats),
+        drift=round(sample.drift, 4),
+        samples=sample.samples,
+    )
+
+
+def rounded(value: float) -> float:
+    """Six digits: no clock gives more."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,114 @@
+"""Bad input: a code, a sentence, a hint, the right exit code, and never a traceback (`call` looks for that)."""
+
+import json
+
+import pytest
+
+from planner.planfile.codec import encode
+from tests.plans import tiny_plan
+
+GOOD = encode(tiny_plan()).decode()
+PLANS = {
+    "cut": (GOOD[:700], "MP151"),
+    "empty": ("", "MP151"),
+    "text": ("hello", "MP151"),
+    "list": ("[]", "MP152"),
+    "unknown field": (GOOD.replace('"microbatches": 4,', '"microbatches": 4, "pipline": 1,', 1), "MP152"),
+    "missing field": (GOOD.replace('"microbatch_size": 8,', "", 1), "MP152"),
+    "wrong type": (GOOD.replace('"global_batch": 32', '"global_batch": "32"'), "MP152"),
+    "newer": (GOOD.replace('"schema_version": 1', '"schema_version": 7'), "MP153"),
+    "a cluster": ('name = "x"', "MP151"),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize("command", ["explain", "validate", "run"])
+def test_bad_plan_files(call, tmp_path, kind, command):
+    text, code = PLANS[kind]
+    (tmp_path / "bad.plan.json").write_text(text)
+    args = ["--cluster", "mixed.toml"] if command == "validate" else []
+    done = call(command, "bad.plan.json", *args)
+    assert done.code == 2 and code in done.out + done.err and "bad.plan.json" in done.out + done.err
+    assert "hint:" in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["explain", "none.json"],
+        ["explain", "."],
+        ["run", "none.json"],
+        ["validate", "good.plan.json", "--cluster", "none.toml"],
+        ["cluster", "show", "none.toml"],
+        ["cluster", "show", "."],
+        ["plan", "--model", "gpt2", "--global-batch", "8", "--cluster", "none.toml"],
+        ["models", "gpt5"],
+        ["models", "gpt2(hiden=3)"],
+        ["models", "none.json"],
+        ["models", "none.py:task"],
+    ],
+)
+def test_missing_or_unknown(call, args):
+    done = call(*args)
+    assert done.code == 2 and done.err.startswith("error MP1") and "hint:" in done.err and not done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "part"),
+    [
+        ("name = ", "MP130", "bad.toml"),
+        ('name = "x"\n', "MP131", "group"),
+        ('name = "x"\n[[group]]\nname = "g"\nnodes = 1\ndevice = "H100-SXM9"\ndevices_per_node = 8\n', "MP132", "H100"),
+        ('name = "x"\n[[group]]\nname = "g"\nnodes = 0\ndevice = "T4"\ndevices_per_node = 8\n', "MP13", ""),
+        ('name = "x"\n[[group]]\nname = "g"\nnode = 1\ndevice = "T4"\ndevices_per_node = 8\n', "MP131", "nodes"),
+    ],
+)
+def test_bad_cluster_files(call, tmp_path, text, code, part):
+    (tmp_path / "bad.toml").write_text(text)
+    for args in (["cluster", "show", "bad.toml"], ["validate", "good.plan.json", "--cluster", "bad.toml"]):
+        done = call(*args)
+        assert done.code == 2 and f"error {code}" in done.err and part in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["plann"], "did you mean plan?"),
+        (["xyzzy"], "commands are plan, explain"),
+        (["--bogus"], "No such option"),
+        (["explain"], "Missing argument"),
+        (["explain", "good.plan.json", "--htm"], "--html"),
+        (["explain", "good.plan.json", "extra"], "extra"),
+        (["validate", "good.plan.json"], "--cluster"),
+        (["validate", "--cluster", "mixed.toml"], "PLAN"),
+        (["validate", "good.plan.json", "--cluster", "mixed.toml", "--format", "xml"], "junit"),
+        (["plan", "--global-batch", "8"], "--model"),
+        (["plan", "--model", "gpt2"], "--global-batch"),
+        (["plan", "--model", "gpt2", "--global-batch", "0"], "--global-batch"),
+        (["plan", "--model", "gpt2", "--global-batch", "8", "--schedule", "2f2b"], "gpipe"),
+        (["run", "good.plan.json", "--steps", "0"], "--steps"),
+        (["profile"], "--out"),
+        (["profile", "-o", "x", "--budget", "soon"], "90s"),
+        (["profile", "-o", "x", "--budget", "0"], "90s"),
+        (["cluster"], ""),
+        (["cluster", "destroy"], "destroy"),
+    ],
+)
+def test_usage(call, args, part):
+    done = call(*args)
+    assert done.code in (0, 2) if args == ["cluster"] else done.code == 2
+    assert part in done.err + done.out
+    if args != ["cluster"]:
+        assert done.err.startswith("error MP100: ") and "--help` lists" in done.err
+
+
+def test_errors_are_documents_too_with_json(call):
+    done = call("explain", "none.json", "--json")
+    assert done.code == 2
+    error = json.loads(done.out)["error"]
+    assert error["code"] == "MP150" and error["exit_code"] == 2 and error["hint"]
+
+
+def test_a_place_that_cannot_be_written(call):
+    done = call("explain", "good.plan.json", "-o", "no/such/folder/x")
+    assert done.code == 2 and "MP156" in done.err
