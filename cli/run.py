@@ -120,7 +120,7 @@ def _check_devices(plan: "Plan") -> bool:
 def _require_valid(plan: "Plan", cluster: "Cluster") -> None:
     from planner.check.rules import check_plan
 
-    _stop_at_error(check_plan(plan, cluster), "MP402", f"the plan does not fit cluster {cluster.name!r}")
+    _stop_at_error(check_plan(plan, cluster), "MP411", f"the plan does not fit cluster {cluster.name!r}")
 
 
 def _task(plan: "Plan", model: str | None) -> "TrainingTask":
@@ -133,7 +133,7 @@ def _task(plan: "Plan", model: str | None) -> "TrainingTask":
         raise InputError("MP162", message, "give --model, such as --model train.py:task")
     task = planner.load_task(spec, plan.model.sequence)
     what = f"{spec} is not the model that was planned"
-    _stop_at_error(drift(plan, planner.capture_record(task, plan)), "MP403", what)
+    _stop_at_error(drift(plan, planner.capture_record(task, plan)), "MP412", what)
     return task
 
 

@@ -68,12 +68,12 @@ class Comparison:
         return {"loss_difference": _finite(self.loss), "update_difference": _finite(self.update), **limits}
 
     def require_equal(self) -> None:
-        """Raises MismatchError MP404 for a difference that rounding does not explain."""
+        """Raises MismatchError MP413 for a difference that rounding does not explain."""
         if self.loss <= LOSS_TOLERANCE and self.update <= UPDATE_TOLERANCE:
             return
         message = f"the plan does not compute what one device does: {self.text}, limits are {LOSS_TOLERANCE:g} and "
         message += f"{UPDATE_TOLERANCE:g}"
-        raise MismatchError("MP404", message, "this is a defect of meshplan, or the model overflows: please report it")
+        raise MismatchError("MP413", message, "this is a defect of meshplan, or the model overflows: please report it")
 
 
 def run_steps(runner: Any, task: TrainingTask, plan: Plan, steps: int, seed: int, say: Callable[[str], None]) -> Run:

@@ -32,13 +32,14 @@ def peak_flops_per_s(dtype: str, kind: DeviceKind, *, is_matmul: bool) -> Figure
         is_matmul: True for matrix products and convolutions.
     """
     peaks = kind.peak_flops_per_s
-    key = _matmul_key(dtype, kind) if is_matmul else "float64" if dtype in ("float64", "complex128") else "float32"
+    key = matmul_peak_key(dtype, kind) if is_matmul else "float64" if dtype in ("float64", "complex128") else "float32"
     if key in peaks:
         return Figure(peaks[key], kind.provenance_of(f"peak_flops_per_s.{key}"))
     return Figure(peaks["float32"], "assumed")
 
 
-def _matmul_key(dtype: str, kind: DeviceKind) -> str:
+def matmul_peak_key(dtype: str, kind: DeviceKind) -> str:
+    """The key of `DeviceKind.peak_flops_per_s` that bounds matrix products of a dtype on this kind."""
     if dtype in ("float32", "complex64"):
         if kind.platform == "gpu" and "tfloat32" in kind.peak_flops_per_s:
             return "tfloat32"

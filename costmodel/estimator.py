@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.collective_lines import CollectiveLines
 from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Op, Tensor
 from costmodel.provenance import Provenance
-from costmodel.resharding import CastTable, Line
+from costmodel.resharding import CastTable
 from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction, operand_spec, result_spec, split_factor
 
 
@@ -49,7 +50,7 @@ class Pricing:
         kind: the device kind.
         mesh, axis_names, links: the mesh, without axes of size one, and what each axis sees.
         op_times: measured ops by key; a split op is charged its share.
-        collective_lines: (collective, axis size) -> (fixed seconds, seconds per byte), from a profile.
+        collective_lines: measured collectives inside a node, from a profile.
         slowdown: of the slowest device in the mesh (1 = as the kind states).
     """
 
@@ -58,7 +59,7 @@ class Pricing:
     axis_names: tuple[str, ...]
     links: tuple[AxisLink, ...]
     op_times: OpTimes = field(default_factory=dict)
-    collective_lines: Mapping[tuple[str, int], Line] = field(default_factory=dict)
+    collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
     slowdown: float = 1.0
     casts: CastTable = field(init=False)
 
@@ -74,8 +75,8 @@ class Pricing:
         )
         measured = self.op_times.get(op.key)
         if measured is not None:
-            scale = share * self.slowdown
-            return OpCost(measured.forward_s * scale + reduce_s, measured.backward_s * scale, measured.provenance)
+            forward_s, backward_s = self._measured_s(measured, op, strategy, share, tensors, traffic)
+            return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown, measured.provenance)
         if op.work == "view":
             return OpCost(reduce_s, 0.0)
         reads, writes = traffic.of(op, strategy, self.mesh)
@@ -90,6 +91,33 @@ class Pricing:
                 op.backward_flops * share, times * (reads + writes), dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s
             )
         return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown)
+
+    def _measured_s(
+        self,
+        measured: MeasuredOp,
+        op: Op,
+        strategy: Strategy,
+        share: float,
+        tensors: Mapping[str, Tensor],
+        traffic: "Traffic",
+    ) -> tuple[float, float]:
+        """One device's seconds of a measured op: its share, but no less than the launch.
+
+        It was measured alone. Where it fuses, what the roofline says that fusing saves of its traffic is taken off.
+        """
+        forward_s = measured.forward_s * share
+        backward_s = measured.backward_s * share if any(tensors[name].needs_grad for name in op.inputs if name) else 0.0
+        if not op.fuses:
+            floor_s = self.kind.launch_s
+            return max(forward_s, floor_s), max(backward_s, floor_s) if backward_s else 0.0
+
+        def moved_s(memory_bytes: float, launch_s: float) -> float:
+            return op_time_s(0.0, memory_bytes, "float32", self.kind, is_matmul=False, launch_s=launch_s)
+
+        fused_s = moved_s(sum(traffic.of(op, strategy, self.mesh)), 0.0)
+        saved_s = max(0.0, moved_s(traffic.alone(op, strategy, self.mesh), self.kind.launch_s) - fused_s)
+        times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
+        return max(forward_s - saved_s, fused_s), max(backward_s - times * saved_s, times * fused_s) if backward_s else 0.0
 
     def cast_matrix(
         self, tensor: Tensor, sources: Sequence[Spec], targets: Sequence[Spec]
@@ -151,3 +179,8 @@ class Traffic:
             if name in self.stored
         )
         return reads, writes
+
+    def alone(self, op: Op, strategy: Strategy, mesh: tuple[int, ...]) -> float:
+        """Bytes that one device would move for an op that fuses with nothing."""
+        everything = Traffic(self.tensors, frozenset((*op.inputs, *op.outputs)) - {""})
+        return sum(everything.of(op, strategy, mesh))

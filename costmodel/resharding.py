@@ -16,6 +16,7 @@ from typing import cast as typed
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.collective_lines import CollectiveLines
 from costmodel.collectives import AxisLink, CollectiveKind, collective_time_s
 from costmodel.sharding import PARTIAL, Spec, cast
 
@@ -106,12 +107,12 @@ class CastTable:
     Args:
         mesh: axis sizes, all above one.
         links: what each axis sees.
-        measured: (collective, axis size) -> line, from a profile; consulted before the links.
+        measured: collectives inside a node, from a profile; consulted before the links.
     """
 
     mesh: tuple[int, ...]
     links: tuple[AxisLink, ...]
-    measured: Mapping[tuple[str, int], Line] = field(default_factory=dict)
+    measured: CollectiveLines = field(default_factory=CollectiveLines)
     _prices: dict[int, CastPrices] = field(default_factory=dict)
     _lines: dict[tuple[str, int], Line] = field(default_factory=dict)
 
@@ -135,15 +136,17 @@ class CastTable:
     def line(self, kind: str, axis: int) -> Line:
         """Fixed seconds and seconds per byte of a collective on an axis.
 
-        The line through two sizes: exact for rings, and where a tree takes over for small sizes the ring's line is an
-        upper bound there.
+        A measured line where the axis stays inside a node (`tree_latency_s` marks those that leave it). Else the line
+        through two sizes: exact for rings, and where a tree takes over for small sizes the ring's line is an upper
+        bound there.
         """
         key = (kind, axis)
         if key not in self._lines:
-            found = self.measured.get((kind, self.mesh[axis]))
+            name, found = typed(CollectiveKind, kind), None
+            if self.links[axis].tree_latency_s is None:
+                found = self.measured.line(name, self.mesh[axis], math.prod(self.mesh[axis + 1 :]))
             if found is None:
                 small, large = 1e6, 1e9
-                name = typed(CollectiveKind, kind)
                 low, high = (collective_time_s(name, size, self.links[axis]) for size in (small, large))
                 slope = (high - low) / (large - small)
                 found = (max(0.0, low - slope * small), slope)

@@ -65,7 +65,7 @@ def profile_devices(
 
     Args:
         devices: how many of them; all if None.
-        budget_s: time to spend. The first measurement of each part is made in any case.
+        budget_s: time to spend. The first few measurements of each part are made in any case.
         progress: told what is being measured, how many of its measurements are done, and of how many.
         programs: ops of a model to time too.
 
@@ -168,11 +168,14 @@ class _Collection:
             _log.info("%s was not measured: %s", what, cause, exc_info=True)
             return None
 
-    def part(self, name: str, label: str, jobs: Iterable[tuple[str, Callable[[Budget], T]]]) -> list[T]:
-        """Results of a part's jobs in order; a gap for each that fails or that time ran out for. The first one runs."""
+    def part(self, name: str, label: str, jobs: Iterable[tuple[str, Callable[[Budget], T]]], sure: int = 1) -> list[T]:
+        """Results of a part's jobs in order; a gap for each that fails or that time ran out for.
+
+        The first `sure` of them run in any case.
+        """
         listed, results, end = list(jobs), [], self.ends[name]
         for at, (what, run) in enumerate(listed):
-            if at and end.left_s <= 0:
+            if at >= sure and end.left_s <= 0:
                 self.gaps.append(Gap(what=what, cause="the time budget was spent"))
                 continue
             self.progress(label, at, len(listed))
@@ -207,7 +210,7 @@ class _Collection:
             for op, dtype, shape in opbench.bandwidth_grid(self.platform)
         ]
         jobs = [("launch time", launch), products[0], streams[0], *_in_turns(products[1:], streams[1:])]
-        found = [one for job in (jobs[:3], jobs[3:]) for one in self.part("rates", "rates", job)]
+        found = self.part("rates", "rates", jobs, sure=3)
         matmuls = tuple(one for one in found if isinstance(one, MatmulSample))
         streamed = tuple(one for one in found if isinstance(one, BandwidthSample))
         return self._fitted_rates(launches, matmuls, streamed), matmuls, streamed
@@ -241,7 +244,7 @@ class _Collection:
             (f"{kind} of {size} bytes in groups of {grouping[0]}, stride {grouping[1]}", job(kind, grouping, size))
             for kind, grouping, size in commbench.collective_jobs(len(self.loop.devices), self.platform)
         ]
-        return tuple(self.part("collectives", "collectives", jobs))
+        return tuple(self.part("collectives", "collectives", jobs, sure=2))
 
     def copies(self) -> tuple[CopySample, ...]:
         def job(lanes: int, size: int) -> Callable[[Budget], CopySample]:
@@ -251,7 +254,7 @@ class _Collection:
             (f"copy of {size} bytes in {lanes} lanes", job(lanes, size))
             for lanes, size in commbench.copy_jobs(len(self.loop.devices), self.platform)
         ]
-        return tuple(self.part("copies", "copies", jobs))
+        return tuple(self.part("copies", "copies", jobs, sure=2))
 
     def ops(self, programs: Sequence[OpProgram], estimate_s: Callable[[OpProgram], float]) -> dict[str, OpTime]:
         def job(program: OpProgram) -> Callable[[Budget], tuple[str, OpTime]]:

@@ -16,9 +16,10 @@ import planner.frontend.rules  # noqa: F401  (fills the registry)
 from costmodel.sharding import PARTIAL, PASS
 from planner.frontend import jax_compat as jc
 from planner.frontend.capture import input_names, trace
-from planner.frontend.flat import Program, Value, prune
+from planner.frontend.flat import Equation, Program, Value, prune
 from planner.frontend.joint import Classes, Obstacle, Spread, join_ops, make_ops, spread
 from planner.frontend.ops import op_from_equation, rule_for
+from planner.frontend.rules.region import Region
 from planner.frontend.task import TrainingTask
 
 LARGEST_TAIL = 1 << 20  # elements; the tail is evaluated on ones to compare its factor at two batch sizes
@@ -85,15 +86,18 @@ def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
 
 def _ratio(small: _Followed, large: _Followed, position: int) -> float | None:
     """Factor between the sums over the batch and the loss, at the larger batch over that at the smaller one."""
-    factors = [_factor(f, position) for f in (small, large)]
+    factors = [_factor(f.program, f.spread, position) for f in (small, large)]
     if factors[0] is None or factors[1] is None or factors[0] == 0.0:
         return None
     return factors[1] / factors[0]
 
 
-def _factor(followed: _Followed, position: int) -> float | None:
-    """The loss as a function of the pending sums, all of which are set to one."""
-    program, states, codes = followed.program, followed.spread.states, followed.spread.codes
+def _factor(program: Program, follow: Spread, position: int) -> float | None:
+    """An output as a function of the pending sums that it is made of, all of which are set to one.
+
+    None where the output is no pending sum, or the linear tail is too large to evaluate.
+    """
+    states, codes = follow.states, follow.codes
     out = program.outputs[position]
     if not isinstance(out, Value) or states.get(out.name) != PARTIAL:
         return None
@@ -107,15 +111,32 @@ def _factor(followed: _Followed, position: int) -> float | None:
         return env[operand.name]
 
     for e in program.equations:
-        if states.get(e.outputs[0].name) == PARTIAL and codes[e.name] <= PASS:
-            if any(np.prod(o.shape, initial=1) > LARGEST_TAIL for o in (*e.inputs, *e.outputs)):
-                return None
-            args = [value(o) for o in e.inputs]
-            if e.primitive.name in ("add", "sub", "add_any"):  # constant terms are not part of the factor
-                args = [x if _pending(o, states) else jnp.zeros_like(x) for x, o in zip(args, e.inputs, strict=True)]
-            results = jc.bind(e.primitive, args, e.params)
-            env.update(zip((v.name for v in e.outputs), results, strict=True))
-    return float(value(out))
+        if states.get(e.outputs[0].name) != PARTIAL and not any(_pending(o, states) for o in e.outputs):
+            continue
+        if any(np.prod(o.shape, initial=1) > LARGEST_TAIL for o in (*e.outputs, *(i for i in e.inputs if _pending(i, states)))):
+            return None
+        if codes[e.name] > PASS:  # the sum arises here; inside a loop it may have been scaled already
+            for i, made in enumerate(e.outputs):
+                env[made.name] = jnp.full(made.shape, _inner_factor(e, codes[e.name], i), made.aval.dtype)
+            continue
+        args = [value(o) for o in e.inputs]
+        if e.primitive.name in ("add", "sub", "add_any"):  # constant terms are not part of the factor
+            args = [x if _pending(o, states) else jnp.zeros_like(x) for x, o in zip(args, e.inputs, strict=True)]
+        results = jc.bind(e.primitive, args, e.params)
+        env.update(zip((v.name for v in e.outputs), results, strict=True))
+    return float(jnp.mean(value(out)))
+
+
+def _inner_factor(equation: Equation, code: int, position: int) -> float:
+    """Factor that a loop or branch applies to the sum it makes; one for plain ops."""
+    rule = rule_for(equation.primitive.name)
+    if not isinstance(rule, Region):
+        return 1.0
+    inner = rule.inner(equation)
+    solution = inner.solutions[inner.roots[code]]
+    assert not isinstance(solution, Obstacle)
+    name, follow = next(iter(solution[2].items()))
+    return _factor(inner.programs[name].program, follow, position) or 1.0
 
 
 def _pending(operand: Any, states: dict[str, int]) -> bool:

@@ -41,15 +41,17 @@ def build_ilp(
     )
     for start, size in zip(first, problem.sizes, strict=True):  # E1
         build.row(np.arange(start, start + size), np.ones(size), 1.0, 1.0)
-    rows = len(problem.budget_bytes)
-    unit = np.full(rows, scale) if minimise_excess else np.maximum(np.abs(problem.budget_bytes), 1.0)
-    in_row: list[list[tuple[Ints, Floats]]] = [[] for _ in range(rows)]
+    rows = np.flatnonzero(np.isfinite(problem.budget_bytes)).tolist()
+    unit = np.full(len(problem.budget_bytes), scale if minimise_excess else 1.0)
+    if not minimise_excess:
+        unit = np.maximum(np.abs(problem.budget_bytes), 1.0)
+    in_row: dict[int, list[tuple[Ints, Floats]]] = {row: [] for row in rows}
     for node, start in zip(problem.nodes, first, strict=True):
-        for row in range(rows):
+        for row in rows:
             in_row[row].append((start + np.arange(len(node.time_s)), node.memory_bytes[row] / unit[row]))
     for tensor in problem.tensors:
         paid, source, target = _tensor(build, problem, tensor, first, time_scale)
-        for row in range(rows):
+        for row in rows:
             in_row[row].append((paid, tensor.cast_memory_bytes[row, source, target] / unit[row]))
     if rows:
         _memory_rows(build, problem, first, unit, in_row, minimise_excess)
@@ -77,15 +79,16 @@ def without(program: LinearProgram, layout: Layout, choice: tuple[int, ...]) -> 
 
 
 def _below(program: LinearProgram, cutoff: float) -> LinearProgram:
-    """The program with its objective held at or below `cutoff`."""
+    """The program with its objective held at or below `cutoff`, in a row whose numbers are near one."""
     costly = np.flatnonzero(program.objective)
+    unit = max(abs(cutoff), 1.0)
     return replace(
         program,
         rows=np.concatenate([program.rows, np.full(len(costly), len(program.row_lower))]),
         columns=np.concatenate([program.columns, costly]),
-        values=np.concatenate([program.values, program.objective[costly]]),
+        values=np.concatenate([program.values, program.objective[costly] / unit]),
         row_lower=np.append(program.row_lower, -np.inf),
-        row_upper=np.append(program.row_upper, cutoff),
+        row_upper=np.append(program.row_upper, cutoff / unit),
     )
 
 
@@ -123,11 +126,11 @@ def _memory_rows(
     problem: IntraOpProblem,
     first: tuple[int, ...],
     units: Floats,
-    in_row: list[list[tuple[Ints, Floats]]],
+    in_row: dict[int, list[tuple[Ints, Floats]]],
     minimise_excess: bool,
 ) -> None:
     """E5 and E6; the excess E, where asked for, is the last variable."""
-    unit = float(units.max())
+    unit = float(max(units[row] for row in in_row))
     floor = max(0.0, max(float(node.transient_bytes.min()) for node in problem.nodes))
     transient = build.variables(np.zeros(1), lower=floor / unit)
     for node, start in zip(problem.nodes, first, strict=True):
@@ -138,7 +141,7 @@ def _memory_rows(
             values[:-1] -= below  # T − floor ≥ Σ (transient − floor)·x is the tighter form of E6
             build.row(np.concatenate([start + above, transient]), values, -np.inf, -below)
     excess = build.variables(np.zeros(1), lower=-np.inf) if minimise_excess else np.zeros(0, dtype=np.int64)
-    for row, parts in enumerate(in_row):
+    for row, parts in in_row.items():
         columns = np.concatenate([*(column for column, _ in parts), transient, excess])
         values = np.concatenate([*(value for _, value in parts), [unit / units[row]], -np.ones(len(excess))])
         build.row(columns, values, -np.inf, float(problem.budget_bytes[row] / units[row]))

@@ -174,7 +174,7 @@ class _Search:
 
     def closed(self) -> bool:
         """Whether the gap is within the request (or within rounding)."""
-        return bool(self.choice) and self.value - self.bound <= max(self.budget.relative_gap, ROUNDING) * self.unit()
+        return bool(self.choice) and self.value - self.bound <= (self.budget.relative_gap + ROUNDING) * self.unit()
 
     def finish(self) -> Solution:
         """The result as it stands, for the goal of least time."""
@@ -224,6 +224,8 @@ class _Search:
             if cutoff >= last or _count(relaxed.through, last) <= 1.2 * _count(relaxed.through, cutoff):
                 cutoff = last
             self._below(reduced, relaxed.through, cutoff)
+            if cutoff == last:
+                break
             distance *= CUTOFF_GROWTH
 
     def _improves(self) -> float:
@@ -291,7 +293,7 @@ class _Search:
         """About how large the goal is."""
         if self.choice or self.goal is Goal.excess:
             return self.unit()
-        total = sum(float(node.time_s[np.isfinite(node.time_s)].min()) for node in problem.nodes)
+        total = sum(float(np.abs(node.time_s[np.isfinite(node.time_s)]).max(initial=0.0)) for node in problem.nodes)
         return total if total > 0 else 1.0
 
 

@@ -87,7 +87,7 @@ def test_bad_cluster_files(call, tmp_path, text, code, part):
         (["plan", "--model", "gpt2", "--global-batch", "0"], "--global-batch"),
         (["plan", "--model", "gpt2", "--global-batch", "8", "--schedule", "2f2b"], "gpipe"),
         (["run", "good.plan.json", "--steps", "0"], "--steps"),
-        (["profile"], "--out"),
+        (["profile", "extra"], "extra"),
         (["profile", "-o", "x", "--budget", "soon"], "90s"),
         (["profile", "-o", "x", "--budget", "0"], "90s"),
         (["cluster"], ""),

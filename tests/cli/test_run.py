@@ -19,6 +19,9 @@ from planner.frontend.task import TrainingTask
 from planner.plan_files import read_plan, write_plan
 from planner.planfile.codec import encode
 from planner.planfile.schema import Finding
+from profiles.schema import CollectiveLine, CopyLine, Fit, Gap, Profile, Rates
+from profiles.store import decode_profile, read_profile
+from tests.golden_files import check_golden
 from tests.plans import tiny_cluster, tiny_plan
 
 replace = msgspec.structs.replace
@@ -108,7 +111,7 @@ def test_run_compares(call, fake):
     assert done.code == 0 and "largest difference of a loss 0.00e+00" in done.out
     fake.factor = 1.5
     done = call("run", "good.plan.json", "--compare", "--json")
-    assert done.code == 5 and "error MP404" in done.err and "report it" in done.err
+    assert done.code == 5 and "error MP413" in done.err and "report it" in done.err
 
 
 def test_run_with_rng(call, fake):
@@ -134,14 +137,14 @@ def test_run_needs_a_model(call, fake, tmp_path):
 
 def test_run_checks_the_cluster(call, fake):
     done = call("run", "good.plan.json", "--cluster", "small.toml")
-    assert done.code == 5 and "MP402" in done.err and "MP601" in done.err
+    assert done.code == 5 and "MP411" in done.err and "MP601" in done.err
     assert call("run", "good.plan.json", "--cluster", "mixed.toml", "--steps", "1").code == 0
 
 
 def test_run_checks_the_model(call, fake):
     fake.record = replace(fake.record, fingerprint="sha256:x", blocks=("embedding", "layers[0:9]", "head"))
     done = call("run", "good.plan.json")
-    assert done.code == 5 and "MP403" in done.err and "MP630" in done.err and "MP631" in done.err and "new:" in done.err
+    assert done.code == 5 and "MP412" in done.err and "MP630" in done.err and "MP631" in done.err and "new:" in done.err
 
 
 def test_fake_devices_are_asked_for_before_jax(call, fake, monkeypatch):
@@ -175,7 +178,7 @@ def test_comparison():
     ]:
         with pytest.raises(MismatchError) as caught:
             compare_runs(ours, theirs).require_equal()
-        assert caught.value.code == "MP404"
+        assert caught.value.code == "MP413"
 
 
 def test_plan_command(call, fake, tmp_path):
@@ -246,26 +249,36 @@ def test_validate_with_model(call, fake):
     assert done.code == 1 and "MP630" in done.out and fake.spec == ("tiny", 128)
 
 
-def test_profile_command(call, fake, monkeypatch):
+def test_profile_command(call, fake, monkeypatch, tmp_path):
     seen = {}
+    profile = Profile(
+        device_kind="x1",
+        jax_device_kind="cpu",
+        platform="cpu",
+        devices=2,
+        measured_at="2026-01-01T00:00:00+00:00",
+        usable_memory_bytes=1 << 30,
+        rates=Rates(matmul_flops_per_s={"float32": Fit(value=5e10, error=0.05, samples=4)}, launch_s=Fit(value=1e-6)),
+        collective_lines=(CollectiveLine(kind="all_reduce", size=2, stride=1, fixed_s=1e-5, s_per_byte=1e-9),),
+        copy_lines=(CopyLine(route="device_to_device", lanes=1, fixed_s=1e-5, s_per_byte=1e-9),),
+        gaps=(Gap(what="op dot", cause="out of time"),),
+    )
 
-    def profile_devices(*, devices, budget_s, progress, model=None):
-        seen.update(devices=devices, budget_s=budget_s, model=model)
+    def profile_devices(*, devices, budget_s, progress, programs=()):
+        seen.update(devices=devices, budget_s=budget_s, programs=programs)
         progress("matmul", 0, 3)
-        return "a profile"
+        return profile
 
     collect = types.ModuleType("profiles.collect")
     collect.profile_devices = profile_devices
-    store = types.ModuleType("profiles.store")
-    store.write_profile = lambda path, profile: seen.update(path=path, profile=profile)
     monkeypatch.setitem(sys.modules, "profiles.collect", collect)
-    monkeypatch.setitem(sys.modules, "profiles.store", store)
+    monkeypatch.setitem(vars(planner), "op_programs", lambda task: ("programs of", task))
     done = call("profile", "--devices", "2", "--out", "x.profile.json", "--budget", "1.5m", "--model", "tiny")
     assert done.code == 0 and done.err == "matmul (3) ...\nwrote x.profile.json\n"
-    assert seen == {
-        "devices": 2,
-        "budget_s": 90.0,
-        "model": fake.task,
-        "path": "x.profile.json",
-        "profile": "a profile",
-    }
+    assert seen == {"devices": 2, "budget_s": 90.0, "programs": ("programs of", fake.task)}
+    assert read_profile("x.profile.json") == profile
+    check_golden("profile.txt", done.out)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = call("profile", "--json")
+    assert decode_profile(done.out.encode()) == profile and seen["programs"] == () and seen["budget_s"] == 120
+    assert read_profile(tmp_path / "cache" / "meshplan" / "profiles" / "x1.profile.json") == profile

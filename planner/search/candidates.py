@@ -1,0 +1,136 @@
+"""Candidates for stages: meshes of a device group, and the solved decision on each, kept for reuse."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from costmodel.cluster import Cluster, Device, DeviceGroup
+from costmodel.collective_lines import CollectiveLines
+from costmodel.collectives import axis_links
+from costmodel.device_kind import DeviceKind
+from costmodel.estimator import MeasuredOp, Pricing
+from costmodel.graph import ModelGraph
+from planner.search.intra_op import least_memory, solve
+from planner.search.problem import IntraOpProblem, SearchBudget, Solution
+from planner.space.decision import Decision
+from planner.space.model_space import ModelSpace, Remat, Setting
+
+AXIS_NAMES = ("data", "model")
+SCREEN = SearchBudget(relative_gap=0.05, mip_nodes=200)
+Mesh = tuple[int, ...]
+Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a profile says of one device kind, ready for `Pricing`; the datasheet's kind where there is none."""
+
+    kind: DeviceKind
+    op_times: Mapping[str, MeasuredOp] = field(default_factory=dict)
+    collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
+
+
+def meshes(devices: int, per_node: int) -> Iterator[Mesh]:
+    """Meshes of so many devices: one axis, or two of which the inner one stays inside a node."""
+    if devices == 1:
+        yield ()
+        return
+    yield (devices,)
+    for inner in range(2, devices // 2 + 1):
+        if devices % inner == 0 and inner <= per_node and (per_node % inner == 0 or devices <= per_node):
+            yield (devices // inner, inner)
+
+
+def stage_sizes(total: int, per_node: int) -> tuple[int, ...]:
+    """Device counts that a stage may have: all of them up to 8, then divisors of a node and whole nodes."""
+    if total <= 8:
+        return tuple(range(1, total + 1))
+    inside = [n for n in range(1, per_node + 1) if per_node % n == 0]
+    nodes = [per_node * k for k in range(1, total // per_node + 1) if (total // per_node) % k == 0]
+    return tuple(sorted({*inside, *nodes, total}))
+
+
+@dataclass(kw_only=True)
+class Candidates:
+    """Spaces and decisions, solved once.
+
+    Args:
+        graph_of: the model graph at a microbatch size.
+        facts: by device kind name.
+        restrict: narrows every problem (a user's or a baseline's pins).
+    """
+
+    cluster: Cluster
+    graph_of: Callable[[int], ModelGraph]
+    facts: Mapping[str, Facts]
+    restrict: Restrict | None = None
+    solved: int = 0
+    limit_fired: bool = False
+    _spaces: dict[tuple[str, Mesh, int], ModelSpace] = field(default_factory=dict)
+    _decisions: dict[tuple[object, ...], Decision | None] = field(default_factory=dict)
+    _free: dict[tuple[object, ...], Solution] = field(default_factory=dict)
+
+    def space(self, pool: DeviceGroup, mesh: Mesh, microbatch: int) -> ModelSpace:
+        """The space of the whole model on a mesh of a pool's first devices."""
+        key = (pool.name, mesh, microbatch)
+        if key not in self._spaces:
+            facts = self.facts[pool.device.name]
+            slowdown = max((d.slowdown for d in self.cluster.devices if d.group == pool.name), default=1.0)
+            pricing = Pricing(
+                kind=facts.kind, mesh=mesh, axis_names=AXIS_NAMES[: len(mesh)] if len(mesh) > 1 else AXIS_NAMES[:1][: len(mesh)],
+                links=axis_links(pool, mesh) if mesh else (), op_times=facts.op_times,
+                collective_lines=facts.collective_lines, slowdown=slowdown,
+            )
+            self._spaces[key] = ModelSpace(graph=self.graph_of(microbatch), pricing=pricing)
+        return self._spaces[key]
+
+    def decide(
+        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, *, share: float = 1.0, budget: SearchBudget = SCREEN
+    ) -> Decision | None:
+        """The fastest decision that fits `share` of a device's free memory, or None."""
+        key = (pool.name, mesh, microbatch, setting, share, budget)
+        if key not in self._decisions:
+            self._decisions[key] = self._decide(pool, mesh, microbatch, setting, share, budget)
+        return self._decisions[key]
+
+    def _decide(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, share: float, budget: SearchBudget) -> Decision | None:
+        space = self.space(pool, mesh, microbatch)
+        limit = share * space.pricing.kind.usable_bytes
+        problem = space.problem(setting, limit_bytes=limit)
+        if self.restrict is not None:
+            problem = self.restrict(space, problem)
+        solution = solve(problem, budget=budget)
+        self.solved += 1
+        if not solution.status.found:
+            return None
+        self.limit_fired |= solution.limit_fired and budget is not SCREEN
+        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
+
+    def nearest(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Decision | None:
+        """The decision that needs least memory, whether it fits or not."""
+        space = self.space(pool, mesh, microbatch)
+        problem = space.problem(setting, limit_bytes=space.pricing.kind.usable_bytes)
+        if self.restrict is not None:
+            problem = self.restrict(space, problem)
+        solution = least_memory(problem, budget=SCREEN)
+        if not solution.choice:
+            return None
+        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
+
+    def both(
+        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, *, microbatches: int, stages: int, in_flight: int, share: float = 1.0
+    ) -> tuple[Decision, ...]:
+        """Decisions without remat and, where that does not fit freely, with it."""
+        found = []
+        for remat in ("none", "full"):
+            setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)  # type: ignore[arg-type]
+            decision = self.decide(pool, mesh, microbatch, setting, share=share)
+            if decision is not None:
+                found.append(decision)
+        return tuple(found)
+
+
+def pool_devices(cluster: Cluster, pool: str) -> tuple[Device, ...]:
+    return tuple(d for d in cluster.devices if d.group == pool)
+
+
+__all__ = ["AXIS_NAMES", "Candidates", "Facts", "Mesh", "Remat", "meshes", "pool_devices", "stage_sizes"]

@@ -1,0 +1,166 @@
+"""Layouts whose stages a user (or a baseline) fixed: devices and microbatch shares are given, strategies are solved."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.cluster import Cluster, Device
+from costmodel.errors import InfeasibleError, InputError
+from costmodel.graph import ModelGraph
+from costmodel.schedule.generate import spread_shares
+from planner.search.candidates import Candidates, Mesh, meshes
+from planner.search.layout import GroupChoice, Layout, StageChoice
+from planner.search.score import Score, score
+from planner.space.decision import Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupPin:
+    """Devices of one cluster group for a stage.
+
+    Attributes:
+        devices: how many; share: relative share of the stage's microbatches; mesh: axis sizes, None to choose.
+    """
+
+    pool: str
+    devices: int
+    share: int = 1
+    mesh: Mesh | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePin:
+    """A stage's groups, and the number of blocks it has (None to balance)."""
+
+    groups: tuple[GroupPin, ...]
+    blocks: int | None = None
+
+
+def take_devices(cluster: Cluster, pins: Sequence[StagePin]) -> list[list[tuple[Device, ...]]]:
+    """Devices of every group, taken in the cluster's order.
+
+    Raises:
+        InputError: a group has fewer devices than the pins ask for.
+    """
+    left = {g.name: [d for d in cluster.devices if d.group == g.name] for g in cluster.groups}
+    taken: list[list[tuple[Device, ...]]] = []
+    for s, stage in enumerate(pins):
+        taken.append([])
+        for group in stage.groups:
+            if group.pool not in left:
+                raise InputError("MP160", f"stage {s} is pinned to group {group.pool!r}; the cluster has {', '.join(left)}", "")
+            have = left[group.pool]
+            if len(have) < group.devices:
+                raise InputError("MP160", f"stage {s} is pinned to {group.devices} devices of {group.pool!r}, {len(have)} are left",
+                                 "pin fewer devices")
+            taken[-1].append(tuple(have[: group.devices]))
+            left[group.pool] = have[group.devices :]
+    return taken
+
+
+def pinned_layout(
+    candidates: Candidates, pins: Sequence[StagePin], *, microbatch: int, microbatches: int, schedule: str
+) -> Score:
+    """The best layout found under pins: each group's mesh with the fastest decision, blocks balanced over the stages.
+
+    Raises:
+        InfeasibleError: no decision of some group fits its devices.
+    """
+    cluster, graph = candidates.cluster, candidates.graph_of(microbatch)
+    devices = take_devices(cluster, pins)
+    stages = len(pins)
+    in_flight = microbatches if schedule == "gpipe" else min(stages, microbatches)
+    chosen: list[list[Decision]] = []
+    for s, stage in enumerate(pins):
+        row = []
+        for pin in stage.groups:
+            pool = cluster.group(pin.pool)
+            options = [
+                d
+                for mesh in ([pin.mesh] if pin.mesh is not None else meshes(pin.devices, pool.devices_per_node))
+                for d in candidates.both(pool, mesh, microbatch, microbatches=microbatches, stages=stages, in_flight=in_flight)
+            ]
+            if not options:
+                raise InfeasibleError("MP201", f"stage {s} does not fit {pin.devices} devices of {pin.pool}", "pin more devices or a smaller microbatch")
+            row.append(min(options, key=lambda d: d.time_s))
+        chosen.append(row)
+    shares = [spread_shares(_counts([p.share for p in stage.groups], microbatches)) for stage in pins]
+    stops = _stops(graph, pins, chosen)
+    layout = Layout(
+        graph=graph, cluster=cluster, schedule=schedule, microbatches=microbatches,
+        stages=tuple(
+            StageChoice(
+                start=0 if s == 0 else stops[s - 1], stop=stops[s],
+                groups=tuple(
+                    GroupChoice(pool=p.pool, devices=devices[s][g], decision=chosen[s][g], microbatches=tuple(shares[s][g]))
+                    for g, p in enumerate(stage.groups)
+                ),
+            )
+            for s, stage in enumerate(pins)
+        ),
+    )
+    return score(layout)
+
+
+def _counts(shares: Sequence[int], total: int) -> tuple[int, ...]:
+    """Whole microbatches in proportion to the shares, the rest to the largest."""
+    whole = [total * s // sum(shares) for s in shares]
+    order = sorted(range(len(shares)), key=lambda i: -shares[i])
+    for k in range(total - sum(whole)):
+        whole[order[k % len(order)]] += 1
+    return tuple(whole)
+
+
+def _stops(graph: ModelGraph, pins: Sequence[StagePin], chosen: Sequence[Sequence[Decision]]) -> list[int]:
+    """Where each stage ends: as pinned, else such that the slowest stage is as fast as can be."""
+    count, stages = len(graph.blocks), len(pins)
+    if count < stages:
+        raise InputError("MP160", f"{stages} stages are pinned, the model has {count} blocks", "pin fewer stages")
+    prefix = []
+    for stage, row in zip(pins, chosen, strict=True):
+        total = sum(p.share for p in stage.groups)
+        per_block = np.max(
+            [[p.share / total * _block_s(d, b.class_key) for b in graph.blocks] for p, d in zip(stage.groups, row, strict=True)], axis=0
+        )
+        prefix.append(np.concatenate([[0.0], np.cumsum(per_block)]))
+    uncut = uncut_borders(graph)
+    best = np.full((stages + 1, count + 1), np.inf)
+    back = np.zeros((stages + 1, count + 1), dtype=int)
+    best[0, 0] = 0.0
+    for s, stage in enumerate(pins):
+        for stop in range(1, count + 1):
+            if stop < count and stop in uncut:
+                continue
+            for start in range(stop):
+                if stage.blocks is not None and stop - start != stage.blocks:
+                    continue
+                cost = max(best[s, start], prefix[s][stop] - prefix[s][start])
+                if cost < best[s + 1, stop]:
+                    best[s + 1, stop], back[s + 1, stop] = cost, start
+    if not np.isfinite(best[stages, count]):
+        raise InputError("MP160", f"the pinned block counts do not add up to the model's {count} blocks", "pin other counts, or none")
+    stops, at = [], count
+    for s in range(stages, 0, -1):
+        stops.append(at)
+        at = int(back[s, at])
+    return stops[::-1]
+
+
+def _block_s(decision: Decision, key: str) -> float:
+    cost = decision.costs[key]
+    return cost.forward_s + cost.backward_s + cost.forward_cast_s + cost.backward_cast_s
+
+
+def uncut_borders(graph: ModelGraph) -> frozenset[int]:
+    """Borders inside a run whose layers each make an item of one stacked value: those stay on one stage."""
+    spans: dict[str, list[int]] = {}
+    for i, block in enumerate(graph.blocks):
+        for source in block.outputs:
+            if source.index is not None:
+                spans.setdefault(source.value, []).append(i)
+    read = {s.value for b in graph.blocks for s in b.inputs} | set(graph.results) | set(graph.loss)
+    return frozenset(i for value, span in spans.items() if value in read for i in range(min(span) + 1, max(span) + 1))
+
+
+__all__ = ["GroupPin", "StagePin", "pinned_layout", "take_devices", "uncut_borders"]

@@ -1,0 +1,127 @@
+"""What a profile changes in prices: the device kind's rates, ops' times, collectives and copies between devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import msgspec
+
+from costmodel.collective_lines import CollectiveLines
+from costmodel.collectives import AxisLink
+from costmodel.compute import matmul_peak_key
+from costmodel.device_kind import DeviceKind
+from costmodel.errors import ProfileError
+from costmodel.estimator import MeasuredOp
+from costmodel.provenance import Provenance, weakest
+from profiles.schema import CopyLine, Profile
+from profiles.store import profile_id
+
+
+@dataclass(frozen=True)
+class AppliedProfile:
+    """A profile in the cost model's terms, for `costmodel.estimator.Pricing`.
+
+    Attributes:
+        kind: with achieved rates for peaks; for prices only, as utilisation is a share of the kind's own peak.
+        op_times: by `Op.key`.
+        collectives: lines of collectives inside a node.
+        copies: by lanes, the line of a copy between devices of a node, in bytes of one lane.
+        profile_id: names the profile by its content.
+        notes: sentences about how the profile was used, for reports.
+    """
+
+    kind: DeviceKind
+    op_times: Mapping[str, MeasuredOp]
+    collectives: CollectiveLines
+    copies: Mapping[int, CopyLine]
+    profile_id: str
+    notes: tuple[str, ...] = ()
+
+    def transfer_link(self, link: AxisLink, lanes: int) -> AxisLink:
+        """What a transfer inside a node sees, for `costmodel.collectives.transfer_time_s`.
+
+        Args:
+            link: as computed from the cluster; kept where copies were not measured.
+            lanes: devices that send at the same time: those of the smaller side.
+        """
+        if not self.copies:
+            return link
+        line = self.copies[min(self.copies, key=lambda measured: (abs(measured - lanes), measured))]
+        if not line.s_per_byte:
+            return link
+        return AxisLink(size=link.size, bandwidth_bytes_per_s=lanes / line.s_per_byte, latency_s=line.fixed_s)
+
+
+def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = None) -> AppliedProfile:
+    """Puts measured figures in the place of a kind's facts.
+
+    Args:
+        kind: as the cluster has it.
+        profile: of that kind, by its name or by what JAX calls it.
+        devices: how many of the kind the cluster has; noted where the profile saw fewer run together.
+
+    Raises:
+        ProfileError: MP301 the profile is of another kind.
+    """
+    if profile.device_kind != kind.name and profile.jax_device_kind not in kind.jax_names:
+        message = f"the profile is of {profile.device_kind!r}, the cluster's devices are {kind.name!r}"
+        raise ProfileError("MP301", message, "give the profile of that kind, or measure one with `meshplan profile`")
+    lines = {(one.kind, one.size, one.stride): (one.fixed_s, one.s_per_byte) for one in profile.collective_lines}
+    return AppliedProfile(
+        kind=_limited_memory(rated_kind(kind, profile), profile),
+        op_times=MappingProxyType(
+            {key: MeasuredOp(op.forward_s, op.backward_s, op.provenance) for key, op in profile.ops.items()}
+        ),
+        collectives=CollectiveLines(lines),
+        copies=MappingProxyType({one.lanes: one for one in profile.copy_lines}),
+        profile_id=profile_id(profile),
+        notes=_notes(kind, profile, devices),
+    )
+
+
+def rated_kind(kind: DeviceKind, profile: Profile) -> DeviceKind:
+    """The kind with the profile's rates: a peak becomes achieved rate / matmul efficiency, so that their product is what
+    was measured; bandwidth and launch time become the measured ones."""
+    rates = profile.rates
+    peaks, sources = dict(kind.peak_flops_per_s), dict(kind.provenance)
+    changes: dict[str, object] = {}
+    if rates.matmul_flops_per_s:
+        share = kind.provenance_of("matmul_efficiency")
+        for dtype in peaks:
+            sources[f"peak_flops_per_s.{dtype}"] = weakest(kind.provenance_of(f"peak_flops_per_s.{dtype}"), share)
+        for dtype, fit in rates.matmul_flops_per_s.items():
+            key = matmul_peak_key(dtype, kind)
+            peaks[key] = fit.value / kind.matmul_efficiency
+            sources[f"peak_flops_per_s.{key}"] = fit.provenance
+        sources["matmul_efficiency"] = "fitted"
+    if (bandwidth := rates.memory_bandwidth_bytes_per_s) is not None:
+        changes |= {"memory_bandwidth_bytes_per_s": bandwidth.value, "bandwidth_efficiency": 1.0}
+        sources |= {"memory_bandwidth_bytes_per_s": bandwidth.provenance, "bandwidth_efficiency": bandwidth.provenance}
+    if (launch := rates.launch_s) is not None:
+        changes["launch_s"] = launch.value
+        sources["launch_s"] = launch.provenance
+    return msgspec.structs.replace(kind, peak_flops_per_s=peaks, provenance=sources, **changes)
+
+
+def _limited_memory(kind: DeviceKind, profile: Profile) -> DeviceKind:
+    """The kind with no more usable memory than a program had on the device; a profile never adds any."""
+    usable = profile.usable_memory_bytes
+    if usable is None or not 0 < usable < kind.usable_bytes:
+        return kind
+    measured: Provenance = "measured"
+    sources = {**kind.provenance, "reserve_bytes": measured}
+    return msgspec.structs.replace(kind, reserve_bytes=kind.memory_bytes - usable, provenance=sources)
+
+
+def _notes(kind: DeviceKind, profile: Profile, devices: int | None) -> tuple[str, ...]:
+    notes = []
+    if devices is not None and devices > profile.devices:
+        notes.append(
+            f"{profile.devices} devices ran together when {kind.name} was profiled; the cluster has {devices}: "
+            "larger groups are priced from the measured ones"
+        )
+    if profile.gaps:
+        notes.append(f"the profile of {kind.name} has {len(profile.gaps)} gaps; they are priced by its fitted rates")
+    if not profile.rates.matmul_flops_per_s:
+        notes.append(f"the profile of {kind.name} has no matmul rate: the kind's own peak is used")
+    return tuple(notes)

@@ -1,0 +1,68 @@
+"""How much of a model's time a profile has measured, and which ops it lacks."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from costmodel.compute import op_time_s
+from costmodel.device_kind import DeviceKind
+from costmodel.graph import BlockClass, ModelGraph, Op
+from profiles.schema import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Keys of a model's ops, views left out.
+
+    Attributes:
+        measured: keys in the profile, in order of the time that they take.
+        rated: keys that are priced by the roofline instead, in that order.
+        measured_share: share of the forward time, by the roofline, that `measured` take.
+        drifted: of `measured`, those whose later runs took over a tenth longer or shorter than the earlier ones.
+    """
+
+    measured: tuple[str, ...]
+    rated: tuple[str, ...]
+    measured_share: float
+    drifted: tuple[str, ...]
+
+    def describe(self) -> str:
+        """One sentence for a report."""
+        total = len(self.measured) + len(self.rated)
+        text = f"{len(self.measured)} of {total} op shapes are measured ({self.measured_share:.0%} of the forward time)"
+        if self.rated:
+            text += f"; the largest that is not: {self.rated[0]}"
+        return text
+
+
+def op_coverage(graph: ModelGraph, profile: Profile, kind: DeviceKind) -> Coverage:
+    """Which ops of a model the profile has.
+
+    Args:
+        graph: captured at the microbatch size of interest: keys hold shapes.
+        kind: whose roofline weighs the ops; `AppliedProfile.kind` for fitted rates.
+    """
+    weights: Counter[str] = Counter()
+    counts = Counter(block.class_key for block in graph.blocks)
+    for class_key, count in counts.items():
+        cls = graph.classes[class_key]
+        for op in cls.ops:
+            if op.work != "view":
+                weights[op.key] += count * _alone_s(op, cls, kind)
+    ordered = sorted(weights, key=lambda key: (-weights[key], key))
+    measured = tuple(key for key in ordered if key in profile.ops)
+    total = sum(weights.values())
+    return Coverage(
+        measured=measured,
+        rated=tuple(key for key in ordered if key not in profile.ops),
+        measured_share=sum(weights[key] for key in measured) / total if total else 0.0,
+        drifted=tuple(key for key in measured if abs(profile.ops[key].drift) > 0.1),
+    )
+
+
+def _alone_s(op: Op, cls: BlockClass, kind: DeviceKind) -> float:
+    """Seconds of an op that shares no traffic with its neighbours."""
+    names = [name for name in (*op.inputs, *op.outputs) if name]
+    is_matmul = op.work in ("matmul", "conv")
+    first = op.inputs[0] if op.inputs and op.inputs[0] else op.outputs[0]
+    traffic = float(sum(cls.tensors[name].bytes for name in names))
+    return op_time_s(op.flops, traffic, cls.tensors[first].dtype, kind, is_matmul=is_matmul)

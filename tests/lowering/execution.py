@@ -1,0 +1,104 @@
+"""Plans under pins on a slow-compute, fast-link cluster (so that the search splits whatever can be split), executed."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+
+from costmodel.cluster import Cluster, parse_cluster
+from planner.assemble import assemble_plan, model_record
+from planner.frontend.capture import capture
+from planner.frontend.graph import model_graph
+from planner.frontend.task import TrainingTask
+from planner.lowering.compile import compile_plan
+from planner.lowering.reference import reference
+from planner.models import example_batch, init_params, init_state
+from planner.planfile.codec import decode, encode
+from planner.planfile.schema import Certificate, Plan
+from planner.search.candidates import Candidates, Facts
+from planner.search.pinned import GroupPin, StagePin, pinned_layout
+from planner.search.score import Score
+
+SLOW = {
+    "name": "Slow-CPU",
+    "platform": "cpu",
+    "peak_flops_per_s": {"float32": 1e6, "bfloat16": 1e6},
+    "memory_bytes": 1 << 34,
+    "memory_bandwidth_bytes_per_s": 1e6,
+}
+
+
+def slow_cluster(*groups: int) -> Cluster:
+    """One group of slow devices for each count, joined by links that cost next to nothing."""
+    names = [f"g{i}" for i in range(len(groups))]
+    fast = {"bandwidth_bytes_per_s": 1e13, "latency_s": 0.0, "start_s": 0.0}
+    return parse_cluster(
+        {
+            "name": "slow",
+            "group": [
+                {"name": n, "nodes": 1, "device": SLOW, "devices_per_node": k, "intra": [{"span": k, **fast}]}
+                for n, k in zip(names, groups, strict=True)
+            ],
+            "link": [
+                {"between": [a, b], "bandwidth_bytes_per_s": 1e13, "latency_s": 0.0}
+                for i, a in enumerate(names)
+                for b in names[i + 1 :]
+            ],
+        },
+        {},
+    )
+
+
+def pins(*stages: tuple[GroupPin, ...]) -> tuple[StagePin, ...]:
+    return tuple(StagePin(groups=groups) for groups in stages)
+
+
+def executed_plan(
+    task: TrainingTask, stages: tuple[StagePin, ...], cluster: Cluster, *, microbatch: int, microbatches: int,
+    schedule: str = "1f1b", restrict=None,
+) -> Plan:
+    """The pinned plan, through the file format and back."""
+    captured = capture(task, microbatch)
+    graph = model_graph(captured)
+    facts = {g.device.name: Facts(g.device) for g in cluster.groups}
+    candidates = Candidates(cluster=cluster, graph_of=lambda size: graph, facts=facts, restrict=restrict)
+    score: Score = pinned_layout(candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule)
+    assert score.feasible
+    certificate = Certificate(
+        lower_bound_s=0.0, gap=1.0, hardware_bound_s=0.0, hardware_gap=1.0, space=("pinned",), status="pinned", limit_fired=False
+    )
+    plan = assemble_plan(
+        score, name="test", model=model_record(graph, reduction=task.reduction), certificate=certificate, baselines=(),
+        findings=(), versions={}, tokens_per_example=None, provenance={},
+    )
+    return decode(encode(plan))
+
+
+def gentle(task: TrainingTask, clip: bool = True) -> TrainingTask:
+    """The task with an optimizer that does not blow rounding up (Adam divides noise by its own size)."""
+    steps = [optax.clip_by_global_norm(0.5)] if clip else []
+    return dataclasses.replace(task, optimizer=optax.chain(*steps, optax.sgd(0.1, momentum=0.9)))
+
+
+def assert_equals_one_device(task: TrainingTask, plan: Plan, *, steps: int = 2, rtol: float = 1e-4) -> None:
+    """Loss, parameters and carried state after some steps equal one device's with the same microbatches."""
+    params, batch = init_params(task, seed=0), example_batch(task, plan.global_batch, seed=1)
+    state = init_state(task) if task.state is not None else None
+    extra = {"rng": jax.random.key(3)} if task.rng else {}
+    one, many = reference(task, plan), compile_plan(plan, task)
+    a, b = one.init(params, state), many.init(params, state)
+    for _ in range(steps):
+        a, expected = one.step(a, batch, **extra)
+        b, got = many.step(b, batch, **extra)
+        np.testing.assert_allclose(got["loss"], expected["loss"], rtol=rtol)
+    compare(one.params(a), many.params(b), rtol)
+    if task.state is not None:
+        compare(one.state(a), many.state(b), rtol)
+
+
+def compare(expected, got, rtol: float) -> None:
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        # Relative to the leaf's size: single elements may be rounding noise (a key bias has no gradient at all).
+        np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol * max(np.abs(x).max(), 1e-2), err_msg=jax.tree_util.keystr(path))
