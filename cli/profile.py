@@ -16,6 +16,15 @@ from cli.output import note, progress
 @click.option("--budget", type=DURATION, default="2m", show_default=True, help="Time to spend: 90s, 2m, 1h.")
 @model_option("Measure the ops of this model too")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length of the model.")
+@click.option(
+    "--microbatch",
+    "microbatches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=(1,),
+    show_default=True,
+    help="Microbatch at which to measure the model's ops; repeatable.",
+)
 @click.option("--fake-devices", type=click.IntRange(min=1), help="Use this many CPU devices that share this machine.")
 @json_option
 def command(
@@ -24,6 +33,7 @@ def command(
     budget: float,
     model: str | None,
     seq: int | None,
+    microbatches: tuple[int, ...],
     fake_devices: int | None,
     as_json: bool,
 ) -> None:
@@ -41,8 +51,11 @@ def command(
     programs = ()
     if model is not None:
         import planner
+        from planner.frontend.capture import capture
+        from planner.frontend.op_programs import op_programs
 
-        programs = planner.op_programs(planner.load_task(model, seq))
+        task = planner.load_task(model, seq)
+        programs = op_programs([capture(task, size) for size in sorted(set(microbatches))])
     with progress() as report:
         profile = profile_devices(devices=devices, budget_s=budget, progress=report, programs=programs)
     if output is None:

@@ -18,7 +18,15 @@ from costmodel.device_kind import DeviceKind
 from costmodel.graph import Op, Tensor
 from costmodel.provenance import Provenance
 from costmodel.resharding import CastTable
-from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction, operand_spec, result_spec, split_factor
+from costmodel.sharding import (
+    Spec,
+    Strategy,
+    internal_reductions,
+    local_fraction,
+    operand_spec,
+    result_spec,
+    split_factor,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +91,19 @@ class Pricing:
         is_matmul = op.work in ("matmul", "conv")
         dtype = tensors[op.inputs[0]].dtype if is_matmul and op.inputs[0] else tensors[op.outputs[0]].dtype
         launch_s = self.kind.launch_s if not op.fuses else 0.0
-        forward_s = op_time_s(op.flops * share, reads + writes, dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s)
+        forward_s = op_time_s(
+            op.flops * share, reads + writes, dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s
+        )
         backward_s = 0.0
         if op.backward_flops:
             times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
             backward_s = op_time_s(
-                op.backward_flops * share, times * (reads + writes), dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s
+                op.backward_flops * share,
+                times * (reads + writes),
+                dtype,
+                self.kind,
+                is_matmul=is_matmul,
+                launch_s=launch_s,
             )
         return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown)
 
@@ -117,7 +132,9 @@ class Pricing:
         fused_s = moved_s(sum(traffic.of(op, strategy, self.mesh)), 0.0)
         saved_s = max(0.0, moved_s(traffic.alone(op, strategy, self.mesh), self.kind.launch_s) - fused_s)
         times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
-        return max(forward_s - saved_s, fused_s), max(backward_s - times * saved_s, times * fused_s) if backward_s else 0.0
+        return max(forward_s - saved_s, fused_s), max(
+            backward_s - times * saved_s, times * fused_s
+        ) if backward_s else 0.0
 
     def cast_matrix(
         self, tensor: Tensor, sources: Sequence[Spec], targets: Sequence[Spec]

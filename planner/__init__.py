@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner import models
-    from planner.api import capture_record, compile_plan, load_task, op_programs, plan, reference
+    from planner.api import capture_record, compile_plan, load_task, plan, reference
     from planner.frontend.task import TrainingTask
     from planner.plan_files import read_plan as load_plan
     from planner.plan_files import write_plan as save_plan
@@ -33,7 +33,6 @@ __all__ = [
     "load_plan",
     "load_task",
     "models",
-    "op_programs",
     "plan",
     "reference",
     "save_plan",
@@ -50,7 +49,6 @@ _HOMES = {
     "load_plan": ("planner.plan_files", "read_plan"),
     "load_task": ("planner.api", "load_task"),
     "models": ("planner.models", ""),
-    "op_programs": ("planner.api", "op_programs"),
     "plan": ("planner.api", "plan"),
     "reference": ("planner.api", "reference"),
     "save_plan": ("planner.plan_files", "write_plan"),

@@ -80,8 +80,11 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
 
 
 def rated_kind(kind: DeviceKind, profile: Profile) -> DeviceKind:
-    """The kind with the profile's rates: a peak becomes achieved rate / matmul efficiency, so that their product is what
-    was measured; bandwidth and launch time become the measured ones."""
+    """The kind with the profile's rates.
+
+    A peak becomes the achieved rate over the matmul efficiency, so that their product is what was measured; bandwidth
+    and launch time become the measured ones.
+    """
     rates = profile.rates
     peaks, sources = dict(kind.peak_flops_per_s), dict(kind.provenance)
     changes: dict[str, object] = {}

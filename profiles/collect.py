@@ -73,7 +73,7 @@ def profile_devices(
         The profile; what could not be measured is in its `gaps`.
 
     Raises:
-        ProfileError: MP306 fewer devices are attached; MP307 nothing could be measured.
+        ProfileError: MP306 fewer devices are attached; MP307 no op could be measured.
     """
     chosen = _choose(devices)
     kind = kind_for_jax_name(chosen[0].device_kind) or assumed_kind(chosen[0])
@@ -104,9 +104,9 @@ def profile_devices(
     collectives = work.collectives()
     copies = work.copies()
     ops = work.ops(sorted(programs, key=lambda program: -program.count * estimate_s(program)), estimate_s)
-    if not (matmuls or bandwidths or collectives or copies or ops):
+    if not (matmuls or bandwidths or ops):
         causes = "; ".join(f"{gap.what}: {gap.cause}" for gap in work.gaps[:3])
-        raise ProfileError("MP307", f"nothing could be measured on {len(chosen)} x {kind.name}: {causes}")
+        raise ProfileError("MP307", f"no op could be measured on {len(chosen)} x {kind.name}: {causes}")
     return _with(
         profile,
         ops=ops,
@@ -168,7 +168,7 @@ class _Collection:
             _log.info("%s was not measured: %s", what, cause, exc_info=True)
             return None
 
-    def part(self, name: str, label: str, jobs: Iterable[tuple[str, Callable[[Budget], T]]], sure: int = 1) -> list[T]:
+    def part(self, name: str, label: str, jobs: Iterable[tuple[str, Callable[[float], T]]], sure: int = 1) -> list[T]:
         """Results of a part's jobs in order; a gap for each that fails or that time ran out for.
 
         The first `sure` of them run in any case.
@@ -179,8 +179,10 @@ class _Collection:
                 self.gaps.append(Gap(what=what, cause="the time budget was spent"))
                 continue
             self.progress(label, at, len(listed))
-            share = max(0.02, min(LONGEST_RUN_S, end.left_s / (len(listed) - at)))
-            result = self.attempt(what, lambda run=run, share=share: run(Budget.of(share, end.clock)))
+            runs_s = min(
+                LONGEST_RUN_S, max(0.0, end.left_s) / (2 * (len(listed) - at))
+            )  # compiling takes the other half
+            result = self.attempt(what, lambda run=run, runs_s=runs_s: run(runs_s))
             if result is not None:
                 results.append(result)
         self.progress(label, len(listed), len(listed))
@@ -190,16 +192,16 @@ class _Collection:
         """Launch time, then matrix products and memory-bound ops in turns, and what was fitted to them."""
         launches: list[Sample] = []
 
-        def launch(budget: Budget) -> Sample:
-            self.loop, sample = calibrate(self.loop, budget)
+        def launch(runs_s: float) -> Sample:
+            self.loop, sample = calibrate(self.loop, runs_s)
             launches.append(sample)
             return sample
 
-        def matmul(dtype: str, shape: tuple[int, int, int]) -> Callable[[Budget], Any]:
-            return lambda budget: opbench.time_matmul(dtype, shape, self.loop, budget)
+        def matmul(dtype: str, shape: tuple[int, int, int]) -> Callable[[float], Any]:
+            return lambda runs_s: opbench.time_matmul(dtype, shape, self.loop, runs_s)
 
-        def bandwidth(op: Any, dtype: str, shape: tuple[int, ...]) -> Callable[[Budget], Any]:
-            return lambda budget: opbench.time_bandwidth(op, dtype, shape, self.loop, budget)
+        def bandwidth(op: Any, dtype: str, shape: tuple[int, ...]) -> Callable[[float], Any]:
+            return lambda runs_s: opbench.time_bandwidth(op, dtype, shape, self.loop, runs_s)
 
         products = [
             (f"matmul {dtype} {'x'.join(map(str, shape))}", matmul(dtype, shape))
@@ -237,8 +239,8 @@ class _Collection:
         )
 
     def collectives(self) -> tuple[CollectiveSample, ...]:
-        def job(kind: Any, grouping: commbench.Grouping, size: int) -> Callable[[Budget], CollectiveSample]:
-            return lambda budget: commbench.time_collective(kind, grouping, size, self.loop, budget)
+        def job(kind: Any, grouping: commbench.Grouping, size: int) -> Callable[[float], CollectiveSample]:
+            return lambda runs_s: commbench.time_collective(kind, grouping, size, self.loop, runs_s)
 
         jobs = [
             (f"{kind} of {size} bytes in groups of {grouping[0]}, stride {grouping[1]}", job(kind, grouping, size))
@@ -247,8 +249,8 @@ class _Collection:
         return tuple(self.part("collectives", "collectives", jobs, sure=2))
 
     def copies(self) -> tuple[CopySample, ...]:
-        def job(lanes: int, size: int) -> Callable[[Budget], CopySample]:
-            return lambda budget: commbench.time_copy(lanes, size, self.loop.devices, budget)
+        def job(lanes: int, size: int) -> Callable[[float], CopySample]:
+            return lambda runs_s: commbench.time_copy(lanes, size, self.loop, runs_s)
 
         jobs = [
             (f"copy of {size} bytes in {lanes} lanes", job(lanes, size))
@@ -257,8 +259,8 @@ class _Collection:
         return tuple(self.part("copies", "copies", jobs, sure=2))
 
     def ops(self, programs: Sequence[OpProgram], estimate_s: Callable[[OpProgram], float]) -> dict[str, OpTime]:
-        def job(program: OpProgram) -> Callable[[Budget], tuple[str, OpTime]]:
-            return lambda budget: (program.key, opbench.time_op(program, self.loop, budget, estimate_s(program)))
+        def job(program: OpProgram) -> Callable[[float], tuple[str, OpTime]]:
+            return lambda runs_s: (program.key, opbench.time_op(program, self.loop, runs_s, estimate_s(program)))
 
         return dict(self.part("ops", "ops of the model", [(program.key, job(program)) for program in programs]))
 

@@ -1,6 +1,6 @@
 """Collective and copy times on the attached devices.
 
-A collective runs in all its groups at once, as it does in a plan: the devices are laid out ``[outer, size, stride]`` and
+A collective runs in all its groups at once, as it does in a plan: devices are laid out ``[outer, size, stride]`` and
 the collective goes over the middle axis, so that members of a group are `stride` devices apart.
 """
 
@@ -16,7 +16,7 @@ from costmodel.collectives import COLLECTIVES, CollectiveKind
 from costmodel.device_kind import Platform
 from profiles.device_loop import DeviceLoop, Input
 from profiles.schema import CollectiveSample, CopySample
-from profiles.timing import Budget, measure, rounded
+from profiles.timing import measure, rounded
 
 Grouping = tuple[int, int]  # devices in a group, distance of neighbours
 
@@ -47,16 +47,16 @@ def collective_sizes(platform: Platform) -> tuple[int, ...]:
 
 
 def time_collective(
-    kind: CollectiveKind, grouping: Grouping, full_bytes: int, loop: DeviceLoop, budget: Budget
+    kind: CollectiveKind, grouping: Grouping, full_bytes: int, loop: DeviceLoop, runs_s: float
 ) -> CollectiveSample:
-    """Times a collective of about `full_bytes` (rounded up to a size that divides by the group) in all groups at once."""
+    """Times a collective of `full_bytes`, rounded up to what divides by the group, in all groups at once."""
     size, stride = grouping
     outer = len(loop.devices) // (size * stride)
     share = -(-full_bytes // (_ITEM * size)) * _ITEM
     full_bytes = share * size
     length = (share if kind == "all_gather" else full_bytes) // _ITEM
     spread = loop.with_mesh((outer, size, stride))
-    sample = spread.time(_call(kind, size), [Input((length,), "float32")], budget)
+    sample = spread.time(_call(kind, size), [Input((length,), "float32")], runs_s)
     return CollectiveSample(kind=kind, size=size, stride=stride, full_bytes=full_bytes, **sample.figures)
 
 
@@ -84,19 +84,19 @@ def copy_jobs(devices: int, platform: Platform) -> tuple[tuple[int, int], ...]:
     return tuple((lane, size) for lane in lanes for size in collective_sizes(platform)[:2])
 
 
-def time_copy(lanes: int, lane_bytes: int, devices: Sequence[Any], budget: Budget) -> CopySample:
+def time_copy(lanes: int, lane_bytes: int, loop: DeviceLoop, runs_s: float) -> CopySample:
     """Times `jax.device_put` of an array that is split over the first `lanes` devices onto the last `lanes`."""
-    source, target = _row(devices[:lanes]), _row(devices[-lanes:])
+    source, target = _row(loop.devices[:lanes]), _row(loop.devices[-lanes:])
     length = max(1, lane_bytes // _ITEM)
     array = jax.device_put(np.ones((lanes * length,), np.float32), source)
     jax.block_until_ready(array)
 
     def run() -> float:
-        start = budget.clock()
+        start = loop.clock()
         jax.block_until_ready(jax.device_put(array, target))
-        return budget.clock() - start
+        return loop.clock() - start
 
-    sample = measure(run, budget)
+    sample = measure(run, runs_s, clock=loop.clock)
     figures = {**sample.figures, "time_s": rounded(sample.time_s), "spread_s": rounded(sample.spread_s)}
     return CopySample(route="device_to_device", lanes=lanes, lane_bytes=length * _ITEM, **figures)
 

@@ -5,9 +5,9 @@
     time of one call  = (time of the program - time of an empty one) / R - what one turn of the loop takes
 
 `call` runs on every device's own data inside shard_map, so fake CPU devices share their cores, and GPUs their power and
-links, as they will in a plan. Two things keep the compiler from thinning the loop out: the inputs pass a barrier together
-with the token that every turn changes, so that no turn's call is another's; and the results are operands of a branch
-that is never taken, so that they are made whole and copied nowhere.
+links, as they will in a plan. Two things keep the compiler from thinning the loop out: the inputs pass a barrier with
+the token that every turn changes, so that no turn's call is another's; and the results are operands of a branch that is
+never taken, so that they are made whole and copied nowhere.
 """
 
 import math
@@ -25,7 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from costmodel.units import format_bytes
 from profiles.schema import Sample
-from profiles.timing import Budget, Clock, MeasurementError, combine, measure
+from profiles.timing import Clock, MeasurementError, combine, measure
 
 Call = Callable[..., Any]
 
@@ -73,7 +73,8 @@ class DeviceLoop:
         """Axes ``x0``, ``x1``, ..."""
         shape = self.mesh_shape or (len(self.devices),)
         names = tuple(f"x{i}" for i in range(len(shape)))
-        return Mesh(np.array(self.devices, dtype=object).reshape(shape), names, axis_types=(AxisType.Auto,) * len(shape))
+        laid_out = np.array(self.devices, dtype=object).reshape(shape)
+        return Mesh(laid_out, names, axis_types=(AxisType.Auto,) * len(shape))
 
     def with_mesh(self, shape: tuple[int, ...]) -> "DeviceLoop":
         """The same devices in another layout."""
@@ -83,7 +84,7 @@ class DeviceLoop:
         self,
         call: Call,
         inputs: Sequence[Input],
-        budget: Budget,
+        runs_s: float,
         *,
         estimate_s: float | None = None,
         result_bytes: int = 0,
@@ -93,7 +94,7 @@ class DeviceLoop:
         Args:
             call: from arrays to an array or a flat sequence of them.
             inputs: what each device's arrays look like; every device has its own.
-            budget: for the runs; compiling comes on top.
+            runs_s: time to spend on running it; compiling comes on top.
             estimate_s: saves a compilation where it is near the truth.
             result_bytes: what the results take on each device, where that is known.
 
@@ -101,7 +102,7 @@ class DeviceLoop:
             MeasurementError: it does not fit, or is too short to be told from what surrounds it.
         """
         self._check_memory(inputs, result_bytes)
-        arrays = self._arrays(inputs)
+        arrays = self.arrays(inputs)
         repeats = 1 if estimate_s is None else self._repeats(estimate_s)
         run = self.runner(call, arrays, repeats)
         run()
@@ -110,7 +111,7 @@ class DeviceLoop:
         if repeats < MOST_REPEATS and better > 2 * repeats:
             repeats = better
             run = self.runner(call, arrays, repeats)
-        sample = measure(run, budget)
+        sample = measure(run, runs_s, clock=self.clock)
         return combine(sample, repeats=repeats, call_s=self.call_s, each_s=self.each_s)
 
     def _repeats(self, once_s: float) -> int:
@@ -133,7 +134,8 @@ class DeviceLoop:
 
         return run
 
-    def _arrays(self, inputs: Sequence[Input]) -> list[Any]:
+    def arrays(self, inputs: Sequence[Input]) -> list[Any]:
+        """Global arrays of which each device holds its own copy of every input, along dim 0."""
         source = np.random.default_rng(_SEED)
         return [self._spread([one.copy()[None] for _ in self.devices]) for one in (_fill(i, source) for i in inputs)]
 
@@ -178,13 +180,14 @@ def _fill(want: Input, source: np.random.Generator) -> np.ndarray:
     return (source.random(want.shape, dtype=np.float32) + np.float32(0.5)).astype(dtype)
 
 
-def calibrate(loop: DeviceLoop, budget: Budget) -> tuple[DeviceLoop, Sample]:
+def calibrate(loop: DeviceLoop, runs_s: float) -> tuple[DeviceLoop, Sample]:
     """What calling a program and turning its loop take; and the shortest time of an op, which a plan's ops take too.
 
     A chain of products of small matrices, each of which needs the one before, is timed at two lengths. The slope is one
     op's time; what is left of the short chain is the loop's own.
     """
-    call_s = measure(loop.runner(lambda x: x, loop._arrays([Input((8, 8), "float32")]), 0), budget.part(0.1)).time_s
+    small = loop.arrays([Input((8, 8), "float32")])
+    call_s = measure(loop.runner(lambda x: x, small, 0), runs_s, clock=loop.clock).time_s
     bare = replace(loop, call_s=call_s)
     short, long = 2, 18
 
@@ -195,8 +198,7 @@ def calibrate(loop: DeviceLoop, budget: Budget) -> tuple[DeviceLoop, Sample]:
                 result = result @ x
             return result
 
-        arrays = bare._arrays([Input((8, 8), "float32")])
-        sample = measure(bare.runner(call, arrays, MOST_REPEATS), budget.part(0.2))
+        sample = measure(bare.runner(call, small, MOST_REPEATS), runs_s, clock=loop.clock)
         return combine(sample, repeats=MOST_REPEATS, call_s=call_s, each_s=0.0)
 
     few, many = chain(short), chain(long)

@@ -11,8 +11,8 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 def usable_memory_bytes(devices: Sequence[Any]) -> int | None:
     """What each of the `jax.Device`s may use when all of them do; None where nobody says.
 
-    GPUs and TPUs report what their allocator may use. CPU devices share this machine's memory, or what its container may
-    use of it, evenly.
+    GPUs and TPUs report what their allocator may use. CPU devices share this machine's memory evenly, or what its
+    container may use of it.
     """
     if devices[0].platform == "cpu":
         total = _host_memory_bytes()

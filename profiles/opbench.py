@@ -15,7 +15,7 @@ from jax import export
 from costmodel.device_kind import Platform
 from profiles.device_loop import DeviceLoop, Input
 from profiles.schema import BandwidthOp, BandwidthSample, MatmulSample, OpTime, Sample
-from profiles.timing import Budget, MeasurementError, rounded
+from profiles.timing import MeasurementError, rounded
 
 _ROW = 1024
 """Elements of a row in the bandwidth ops."""
@@ -65,15 +65,15 @@ def bandwidth_grid(platform: Platform) -> tuple[tuple[BandwidthOp, str, tuple[in
     return tuple((op, "float32", (size, _ROW)) for size in sizes for op in ops)
 
 
-def time_matmul(dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, budget: Budget) -> MatmulSample:
+def time_matmul(dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, runs_s: float) -> MatmulSample:
     """Times ``[m, k] @ [k, n]`` on every device."""
     m, k, n = shape
-    sample = loop.time(lambda a, b: a @ b, [Input((m, k), dtype), Input((k, n), dtype)], budget)
+    sample = loop.time(lambda a, b: a @ b, [Input((m, k), dtype), Input((k, n), dtype)], runs_s)
     return MatmulSample(dtype=dtype, shape=shape, **sample.figures)
 
 
 def time_bandwidth(
-    op: BandwidthOp, dtype: str, shape: tuple[int, ...], loop: DeviceLoop, budget: Budget
+    op: BandwidthOp, dtype: str, shape: tuple[int, ...], loop: DeviceLoop, runs_s: float
 ) -> BandwidthSample:
     """Times an op that reads and writes arrays of `shape`: two in and one out (add), else one in and one out."""
     rows = shape[0]
@@ -84,7 +84,7 @@ def time_bandwidth(
         "gather": (lambda table, rows: jnp.take(table, rows, axis=0, mode="clip"), [array, index]),
     }[op]
     memory_bytes = sum(one.memory_bytes for one in inputs) + array.memory_bytes
-    sample = loop.time(call, inputs, budget)
+    sample = loop.time(call, inputs, runs_s)
     return BandwidthSample(op=op, dtype=dtype, shape=shape, memory_bytes=memory_bytes, **sample.figures)
 
 
@@ -93,7 +93,7 @@ def _normalise(x: Any) -> Any:
     return centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
 
 
-def time_op(program: OpProgram, loop: DeviceLoop, budget: Budget, estimate_s: float | None = None) -> OpTime:
+def time_op(program: OpProgram, loop: DeviceLoop, runs_s: float, estimate_s: float | None = None) -> OpTime:
     """Times a model's op, forward and backward.
 
     Args:
@@ -104,10 +104,10 @@ def time_op(program: OpProgram, loop: DeviceLoop, budget: Budget, estimate_s: fl
     """
     if program.problem:
         raise MeasurementError(program.problem)
-    forward = time_exported(program.forward, program.below, loop, budget.part(budget.left_s / 3), estimate_s)
+    forward = time_exported(program.forward, program.below, loop, runs_s / 3, estimate_s)
     if program.forward_backward is None:
         return OpTime(forward_s=forward.time_s, spread_s=forward.spread_s, drift=forward.drift)
-    both = time_exported(program.forward_backward, program.below, loop, budget, 2 * forward.time_s)
+    both = time_exported(program.forward_backward, program.below, loop, runs_s * 2 / 3, 2 * forward.time_s)
     return OpTime(
         forward_s=forward.time_s,
         backward_s=rounded(max(0.0, both.time_s - forward.time_s)),
@@ -117,7 +117,7 @@ def time_op(program: OpProgram, loop: DeviceLoop, budget: Budget, estimate_s: fl
 
 
 def time_exported(
-    artefact: bytes, below: Sequence[int], loop: DeviceLoop, budget: Budget, estimate_s: float | None = None
+    artefact: bytes, below: Sequence[int], loop: DeviceLoop, runs_s: float, estimate_s: float | None = None
 ) -> Sample:
     """Times an exported single-device program on every device.
 
@@ -129,4 +129,4 @@ def time_exported(
     bounds = (*below, *(2 for _ in program.in_avals))
     inputs = [Input(tuple(aval.shape), str(aval.dtype), bound) for aval, bound in zip(program.in_avals, bounds)]
     result_bytes = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in program.out_avals)
-    return loop.time(program.call, inputs, budget, estimate_s=estimate_s, result_bytes=result_bytes)
+    return loop.time(program.call, inputs, runs_s, estimate_s=estimate_s, result_bytes=result_bytes)

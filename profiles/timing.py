@@ -37,22 +37,26 @@ class Budget:
         """Seconds left; negative when overspent."""
         return self.end_s - self.clock()
 
-    def part(self, seconds: float) -> "Budget":
-        """A budget inside this one; never longer than what is left."""
-        return Budget(min(self.end_s, self.clock() + seconds), self.clock)
 
-
-def measure(run: Callable[[], float], budget: Budget, *, least: int = 3, most: int = 40) -> Sample:
-    """Runs until the median is steady or the budget is spent.
+def measure(
+    run: Callable[[], float],
+    runs_s: float,
+    *,
+    clock: Clock = time.perf_counter,
+    least: int = 3,
+    most: int = 40,
+) -> Sample:
+    """Runs until the median is steady or the time is spent.
 
     Args:
         run: does the thing once and returns the seconds that it took.
-        budget: when to stop; `least` runs are made in any case.
+        runs_s: time to spend; `least` runs are made in any case.
         least, most: how many runs count, without those for warming up.
 
     Returns:
         Median, median absolute deviation and drift of the runs that count.
     """
+    budget = Budget.of(runs_s, clock)
     _warm_up(run, budget)
     times: list[float] = []
     while len(times) < least or (len(times) < most and budget.left_s > 0 and not _steady(times)):
@@ -85,7 +89,7 @@ def summarise(times: list[float]) -> Sample:
     """Median, spread and drift of runs in the order in which they were made."""
     middle, half = median(times), len(times) // 2
     early, late = (median(times[:half]), median(times[half:])) if half else (middle, middle)
-    drift = late / early - 1 if early > 0 else 0.0
+    drift = round(late / early - 1, 4) if early > 0 else 0.0
     return Sample(time_s=middle, spread_s=_deviation(times, middle), drift=drift, samples=len(times))
 
 
@@ -102,12 +106,8 @@ def combine(sample: Sample, *, repeats: int, call_s: float, each_s: float) -> Sa
     if one_s <= 0:
         took = f"{sample.time_s / repeats:.2e} s a run against {call_s / repeats + each_s:.2e} s without it"
         raise MeasurementError(f"too short to tell from the cost of calling it: {took}")
-    return Sample(
-        time_s=rounded(one_s),
-        spread_s=rounded(sample.spread_s / repeats),
-        drift=round(sample.drift, 4),
-        samples=sample.samples,
-    )
+    spread_s = rounded(sample.spread_s / repeats)
+    return Sample(time_s=rounded(one_s), spread_s=spread_s, drift=sample.drift, samples=sample.samples)
 
 
 def rounded(value: float) -> float:

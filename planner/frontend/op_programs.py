@@ -1,8 +1,8 @@
 """The ops of captured models as exported programs, for a profiler that knows nothing of captures.
 
-For each distinct `Op.key` one equation is exported whole, on one device: its value, and where the model needs cotangents
-of it, its value with them. Heavy ops only: products, convolutions, gathers, scatters, sorts and loops of any size;
-elementwise and reducing ops from a megabyte on. Views and random bits are left out.
+For each distinct `Op.key` one equation is exported whole, on one device: its value, and where the model needs
+cotangents of it, its value with them. Heavy ops only: products, convolutions, gathers, scatters, sorts and loops of any
+size; elementwise and reducing ops from a megabyte on. Views and random bits are left out.
 """
 
 from collections import Counter
@@ -40,7 +40,11 @@ class _Use:
 
 
 def op_programs(
-    captures: Capture | Iterable[Capture], *, platforms: Sequence[str] | None = None, most: int = MOST_PROGRAMS
+    captures: Capture | Iterable[Capture],
+    *,
+    platforms: Sequence[str] | None = None,
+    most: int = MOST_PROGRAMS,
+    smallest_bytes: int = SMALLEST_BYTES,
 ) -> tuple[OpProgram, ...]:
     """Programs of the heavy ops, heaviest first.
 
@@ -48,6 +52,7 @@ def op_programs(
         captures: of one model at the microbatch sizes of interest: keys hold shapes.
         platforms: what to export for (``cpu``, ``cuda``, ``rocm``, ``tpu``); the default backend's if None.
         most: how many keys to export.
+        smallest_bytes: what an elementwise op or a reduction must move to be exported.
 
     Returns:
         One program a key. An op that does not export is there with its `problem`.
@@ -59,7 +64,7 @@ def op_programs(
         for equation in block.cls.program.equations:
             op = block.cls.ops[equation.name]
             memory_bytes = _moved_bytes(equation)
-            if _is_heavy(op, memory_bytes):
+            if _is_heavy(op, memory_bytes, smallest_bytes):
                 counts[op.key] += 1
                 first.setdefault(op.key, _Use(equation, op, block.cls, memory_bytes))
 
@@ -71,10 +76,10 @@ def op_programs(
     return tuple(_program(key, first[key], counts[key], platforms) for key in ranked)
 
 
-def _is_heavy(op: Op, memory_bytes: int) -> bool:
+def _is_heavy(op: Op, memory_bytes: int, smallest_bytes: int) -> bool:
     if op.work in ("view", "random") or not any(op.inputs):
         return False
-    return memory_bytes >= SMALLEST_BYTES or (op.work in ("matmul", "conv", "data", "opaque") and not op.fuses)
+    return memory_bytes >= smallest_bytes or (op.work in ("matmul", "conv", "data", "opaque") and not op.fuses)
 
 
 def _moved_bytes(equation: Equation) -> int:
@@ -118,8 +123,8 @@ def export_op(
         platforms: what to export for.
 
     Returns:
-        ``operands -> results``, and ``(operands, cotangents of the inexact results) -> (results, cotangents of wanted)``
-        or None where none is wanted. Constants stand inside; PRNG keys are arguments and results as raw words.
+        ``operands -> results``; and ``(operands, cotangents of inexact results) -> (results, cotangents of wanted)`` or
+        None where none is wanted. Constants stand inside; PRNG keys are arguments and results as raw words.
     """
     places = [at for at, operand in enumerate(equation.inputs) if isinstance(operand, Value)]
     keys = {at: jax.random.key_impl(_empty_key(equation.inputs[at].aval)) for at in places if _is_key(equation, at)}
