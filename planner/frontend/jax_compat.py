@@ -104,6 +104,11 @@ def is_key(dtype: Any) -> bool:
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def key_implementation(dtype: Any) -> str:
+    """Name of the generator of a typed key's dtype, for `jax.random.wrap_key_data`."""
+    return dtype._impl.name
+
+
 def itemsize(dtype: Any) -> int:
     """Bytes of one element; a PRNG key counts its raw words."""
     if is_key(dtype):

@@ -127,7 +127,8 @@ def export_op(
         None where none is wanted. Constants stand inside; PRNG keys are arguments and results as raw words.
     """
     places = [at for at, operand in enumerate(equation.inputs) if isinstance(operand, Value)]
-    keys = {at: jax.random.key_impl(_empty_key(equation.inputs[at].aval)) for at in places if _is_key(equation, at)}
+    dtypes = {at: equation.inputs[at].aval.dtype for at in places}
+    keys = {at: jc.key_implementation(dtype) for at, dtype in dtypes.items() if jc.is_key(dtype)}
 
     def run(*given: Any) -> list[Any]:
         operands = [_constant(one) if isinstance(one, Constant) else None for one in equation.inputs]
@@ -166,14 +167,6 @@ def _constant(operand: Constant) -> Any:
     if jc.is_key(operand.aval.dtype):
         return operand.value
     return jnp.asarray(operand.value, operand.aval.dtype)
-
-
-def _is_key(equation: Equation, at: int) -> bool:
-    return jc.is_key(equation.inputs[at].aval.dtype)
-
-
-def _empty_key(aval: Any) -> Any:
-    return jax.ShapeDtypeStruct((), aval.dtype)
 
 
 def _abstract(aval: Any) -> jax.ShapeDtypeStruct:

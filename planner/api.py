@@ -1,0 +1,244 @@
+"""The Python API: `plan`, `compile_plan`, `reference` and what they need, on files or objects."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from costmodel.cluster import Cluster
+from costmodel.errors import InfeasibleError, InputError
+from costmodel.graph import ModelGraph
+from planner.assemble import assemble_plan, main_dtype, model_record
+from planner.frontend.capture import Capture, capture
+from planner.frontend.graph import model_graph
+from planner.frontend.microbatch import MicrobatchCheck, check_microbatches
+from planner.frontend.task import TrainingTask
+from planner.lowering.compile import Trainer, compile_plan
+from planner.lowering.reference import Reference, reference
+from planner.models import load_model
+from planner.planfile.schema import BaselinePlan, Finding, ModelRecord, Plan
+from planner.search.baselines import Baseline, baselines
+from planner.search.candidates import Facts
+from planner.search.joint import Request, SearchResult, microbatch_sizes, search
+from planner.search.pinned import StagePin
+from profiles.apply import apply_profile
+from profiles.cluster_files import load_cluster
+from profiles.schema import Profile
+from profiles.store import read_profile
+
+Progress = Callable[[str, int, int], None]
+
+
+def load_task(spec: str, sequence: int | None = None) -> TrainingTask:
+    """The task of a built-in name, dimensions, a ``config.json`` or ``path.py:function``."""
+    return load_model(spec, seq=sequence)
+
+
+def plan(
+    model: TrainingTask | str,
+    *,
+    cluster: Cluster | str | Path,
+    global_batch: int,
+    profile: Profile | str | Path | None = None,
+    max_microbatch: int | None = None,
+    microbatch: int | None = None,
+    schedule: str = "auto",
+    stages: int | None = None,
+    pins: tuple[StagePin, ...] | None = None,
+    baselines: bool = True,
+    name: str | None = None,
+    sequence: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan found for a task on a cluster, with its proof.
+
+    Args:
+        model: a task, or what `load_task` takes.
+        cluster: a cluster or its file.
+        global_batch: examples in one step.
+        profile: measured costs, or their file; None plans from the cluster's datasheet figures.
+        max_microbatch, microbatch: bounds or fixes the microbatch size (examples of all devices that share one).
+        schedule: ``auto``, ``1f1b`` or ``gpipe``.
+        stages: fixes the number of pipeline stages; `pins` fixes devices and blocks of each.
+        baselines: also score hand-written configurations.
+        progress: called with (what is being done, done, total).
+
+    Raises:
+        InputError: something given cannot be used. InfeasibleError: nothing fits; the message says by how much.
+    """
+    say = progress or (lambda what, done, total: None)
+    spec = model if isinstance(model, str) else None
+    task = load_task(model, sequence) if isinstance(model, str) else model
+    target = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    if global_batch < 1:
+        raise InputError("MP161", f"global_batch={global_batch}; a step has at least one example", "")
+    measured = profile if profile is None or isinstance(profile, Profile) else read_profile(profile)
+    say("checking microbatches", 0, 1)
+    check = check_microbatches(task)
+    sizes = microbatch_sizes(global_batch, largest=max_microbatch, only=microbatch)
+    findings = list(_microbatch_findings(check, sizes, global_batch, microbatch))
+    if not check.splits:
+        sizes = (global_batch,)
+    graphs = _Graphs(task)
+    say("capturing", 0, 1)
+    graph = graphs(sizes[0])
+    facts, notes = _facts(target, measured)
+    findings += [Finding(code="MP303", severity="note", message=note) for note in notes]
+    findings += _unknown_ops(graph)
+    request = Request(
+        cluster=target, graph_of=graphs, facts=facts, global_batch=global_batch, sizes=sizes, schedule=schedule,
+        stages=stages, pins=pins, batch_must_stay=task.state is not None,
+    )
+    result = search(request, say)
+    scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()
+    label = name or f"{task.name} on {target.name}"
+    return assemble_plan(
+        result.score, name=label, model=_record(graphs(result.score.layout.graph.microbatch), task, spec, sequence),
+        certificate=result.certificate, baselines=scored, findings=tuple(findings), versions=_versions(),
+        tokens_per_example=task.tokens_per_example, provenance=_provenance(result, measured),
+        profile=None if measured is None else apply_profile_id(target, measured),
+    )
+
+
+class _Graphs:
+    """Model graphs by microbatch size, captured once each."""
+
+    def __init__(self, task: TrainingTask):
+        self.task = task
+        self._graphs: dict[int, ModelGraph] = {}
+
+    def __call__(self, microbatch: int) -> ModelGraph:
+        if microbatch not in self._graphs:
+            self._graphs[microbatch] = model_graph(capture(self.task, microbatch))
+        return self._graphs[microbatch]
+
+
+def _microbatch_findings(
+    check: MicrobatchCheck, sizes: tuple[int, ...], global_batch: int, pinned: int | None
+) -> list[Finding]:
+    if check.splits:
+        return []
+    where = f" in {check.op} ({check.source})" if check.op else ""
+    message = f"the batch cannot be split into microbatches: {check.reason}{where}"
+    hint = ("declare what the loss is: reduction='weighted' and return (sum, weight) for a masked mean; "
+            "independent_microbatches=True where each microbatch's own statistics are wanted")
+    if pinned is not None and pinned != global_batch:
+        raise InputError("MP170", f"microbatch={pinned} was asked for, but {message}", hint)
+    return [Finding(code="MP170", severity="warning", message=f"{message}; planned as one microbatch", hint=hint, where=check.source)]
+
+
+def _facts(cluster: Cluster, profile: Profile | None) -> tuple[dict[str, Facts], list[str]]:
+    """Prices' inputs by device kind; the profile is used for its own kind."""
+    facts = {g.device.name: Facts(g.device) for g in cluster.groups}
+    if profile is None:
+        return facts, []
+    errors = []
+    notes: list[str] = []
+    for group in cluster.groups:
+        try:
+            applied = apply_profile(group.device, profile, devices=len([d for d in cluster.devices if d.group == group.name]))
+        except InputError:
+            raise
+        except Exception as error:
+            from costmodel.errors import ProfileError
+
+            if not isinstance(error, ProfileError):
+                raise
+            errors.append(error)
+            continue
+        facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives)
+        notes += applied.notes
+    if len(errors) == len(cluster.groups):
+        raise errors[0]
+    return facts, notes
+
+
+def apply_profile_id(cluster: Cluster, profile: Profile) -> str:
+    """Identifies a profile in the plan."""
+    from profiles.store import profile_id
+
+    return profile_id(profile)
+
+
+def _unknown_ops(graph: ModelGraph) -> list[Finding]:
+    """Ops without a rule: replicated, with their share of the FLOPs."""
+    found: dict[tuple[str, str], float] = {}
+    total = graph.forward_flops or 1.0
+    for block in graph.blocks:
+        for op in graph.classes[block.class_key].ops:
+            if not op.known:
+                found[op.primitive, op.source] = found.get((op.primitive, op.source), 0.0) + op.flops
+    return [
+        Finding(
+            code="MP171", severity="warning", where=source,
+            message=f"{primitive} ({source or 'no source line'}) has no rule: it runs whole on every device; {flops / total:.2%} of the FLOPs as estimated",
+            hint="register a rule for it (planner.frontend.rules.base.register) to have it split",
+        )
+        for (primitive, source), flops in sorted(found.items())
+    ]
+
+
+def _baselines(request: Request, say: Progress) -> list[Baseline]:
+    found = []
+    for baseline in baselines(
+        request.cluster, request.graph_of, request.facts, global_batch=request.global_batch, sizes=request.sizes
+    ):
+        found.append(baseline)
+        say("baselines", len(found), 4)
+    return found
+
+
+def _baseline_plan(baseline: Baseline) -> BaselinePlan:
+    import math
+
+    score = baseline.score
+    return BaselinePlan(
+        name=baseline.name, description=baseline.description, feasible=score is not None,
+        step_time_s=score.time_s if score else None,
+        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()) if score else None,
+        reason=baseline.reason,
+    )
+
+
+def _record(graph: ModelGraph, task: TrainingTask, spec: str | None, sequence: int | None) -> ModelRecord:
+    return model_record(graph, reduction=task.reduction, spec=spec, sequence=sequence)
+
+
+def capture_record(task: TrainingTask, plan: Plan) -> ModelRecord:
+    """The model record of a task as it is now, to compare with a plan's."""
+    return _record(model_graph(capture(task, plan.microbatch_size)), task, plan.model.spec, plan.model.sequence)
+
+
+def _versions() -> dict[str, str]:
+    return {package: version(package) for package in ("jax", "jaxlib", "ortools")} | {"meshplan": _own_version()}
+
+
+def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version("meshplan")
+    except PackageNotFoundError:
+        return "0.1.0"
+
+
+def _provenance(result: SearchResult, profile: Profile | None) -> Mapping[str, str]:
+    """Where the figures come from: the weakest source of each."""
+    kinds = {g.decision.space.pricing.kind for s in result.score.layout.stages for g in s.groups}
+    dtype = main_dtype(result.score.layout.graph)
+    from costmodel.compute import roofline_provenance
+    from costmodel.provenance import weakest
+
+    compute = weakest(*(roofline_provenance(dtype, k, is_matmul=True) for k in kinds))
+    if profile is not None:
+        compute = "interpolated"
+    return {
+        "compute": compute, "communication": "interpolated" if profile is not None else "datasheet",
+        "memory": "assumed", "step_time": weakest(compute, "datasheet" if profile is None else "interpolated"),
+    }
+
+
+__all__ = [
+    "Capture", "InfeasibleError", "Reference", "Trainer", "capture_record", "compile_plan", "dataclasses", "load_task", "plan", "reference",
+]

@@ -1,0 +1,208 @@
+"""What a profile changes in prices, and that a profile of another kind is refused."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from costmodel.collectives import AxisLink, transfer_time_s
+from costmodel.compute import op_time_s
+from costmodel.device_kind import DeviceKind
+from costmodel.errors import ProfileError
+from costmodel.estimator import OpCost, Pricing, Traffic
+from costmodel.graph import Block, BlockClass, Factor, ModelGraph, Op, Tensor, Work
+from costmodel.sharding import PARTIAL, REPLICATED
+from profiles.apply import AppliedProfile, apply_profile
+from profiles.catalogue import device_kind
+from profiles.coverage import op_coverage
+from profiles.schema import CollectiveLine, CopyLine, Fit, OpTime, Profile, Rates
+from tests.small_profiles import DOT, small_profile
+
+CPU = device_kind("cpu")
+LINK = AxisLink(size=2, bandwidth_bytes_per_s=5e9, latency_s=1e-6)
+TENSORS = {
+    name: Tensor(name, shape, "float32", 4, needs_grad=True)
+    for name, shape in {"x": (8, 16), "w": (16, 4), "y": (8, 4), "a": (4096, 1024), "b": (4096, 1024)}.items()
+}
+PRODUCT = Op(
+    name="dot_general.0",
+    primitive="dot_general",
+    inputs=("x", "w"),
+    outputs=("y",),
+    factors=(Factor("b", 8), Factor("m", 16, combine="sum"), Factor("n", 4)),
+    in_dims=(((0,), (1,)), ((1,), (2,))),
+    out_dims=(((0,), (2,)),),
+    flops=1024.0,
+    backward_flops=2048.0,
+    work="matmul",
+    key=DOT,
+)
+
+
+def elementwise(work: Work = "elementwise") -> Op:
+    dims = ((0,), (1,))
+    return Op(
+        name="tanh.0",
+        primitive="tanh",
+        inputs=("a",),
+        outputs=("b",),
+        factors=(Factor("i", 4096), Factor("j", 1024)),
+        in_dims=(dims,),
+        out_dims=(dims,),
+        flops=4e7,
+        backward_flops=4e7,
+        work=work,
+        fuses=True,
+        key="tanh",
+    )
+
+
+def pricing(applied: AppliedProfile, **changes: Any) -> Pricing:
+    fields: dict[str, Any] = {
+        "kind": applied.kind,
+        "mesh": (2,),
+        "axis_names": ("x",),
+        "links": (LINK,),
+        "op_times": applied.op_times,
+        "collective_lines": applied.collectives,
+    }
+    return Pricing(**{**fields, **changes})
+
+
+def price(profile: Profile, op: Op = PRODUCT, code: int = REPLICATED) -> OpCost:
+    traffic = Traffic.of_block((op,), TENSORS, frozenset(op.outputs))
+    return pricing(apply_profile(CPU, profile)).op(op, (code,), TENSORS, traffic)
+
+
+def test_a_measured_op_costs_what_was_measured() -> None:
+    cost = price(small_profile())
+    assert (cost.forward_s, cost.backward_s, cost.provenance) == (1e-4, 2e-4, "measured")
+    half = price(small_profile(), code=0)
+    assert (half.forward_s, half.backward_s) == (0.5e-4, 1e-4)
+
+
+def test_an_op_made_ten_times_slower_is_priced_so_and_no_other_is() -> None:
+    slow = {**small_profile().ops, DOT: OpTime(forward_s=1e-3, backward_s=2e-3)}
+    cost = price(small_profile(ops=slow))
+    assert (cost.forward_s, cost.backward_s) == (1e-3, 2e-3)
+    other = msgspec.structs.replace(small_profile(), ops=slow)
+    assert price(other, elementwise()) == price(small_profile(), elementwise())
+
+
+def test_an_op_without_a_needed_cotangent_has_no_backward() -> None:
+    frozen = {name: Tensor(name, t.shape, t.dtype, t.itemsize) for name, t in TENSORS.items()}
+    traffic = Traffic.of_block((PRODUCT,), frozen, frozenset({"y"}))
+    assert pricing(apply_profile(CPU, small_profile())).op(PRODUCT, (REPLICATED,), frozen, traffic).backward_s == 0.0
+
+
+def test_rates_of_the_profile_price_what_was_not_measured() -> None:
+    kind = apply_profile(CPU, small_profile()).kind
+    assert op_time_s(1e12, 0.0, "float32", kind, is_matmul=True) == pytest.approx(1e12 / 20e9)
+    assert op_time_s(1e12, 0.0, "bfloat16", kind, is_matmul=True) == pytest.approx(1e12 / 10e9)
+    assert op_time_s(0.0, 1e9, "float32", kind, is_matmul=False) == pytest.approx(1e9 / 2e9)
+    assert op_time_s(0.0, 1.0, "float32", kind, is_matmul=False) == 1e-6
+    for field in ("peak_flops_per_s.float32", "memory_bandwidth_bytes_per_s", "launch_s"):
+        assert kind.provenance_of(field) == "fitted"
+    assert kind.provenance_of("peak_flops_per_s.float64") == "assumed"
+    slower = small_profile(rates=Rates(matmul_flops_per_s={"float32": Fit(value=2e9)}))
+    assert price(small_profile(ops={})).forward_s < price(msgspec.structs.replace(slower, ops={})).forward_s
+
+
+def test_float32_products_are_timed_on_the_unit_that_runs_them() -> None:
+    gpu = device_kind("A100-SXM4-80GB")
+    profile = small_profile(device_kind=gpu.name, jax_device_kind="", platform="gpu", usable_memory_bytes=None)
+    kind = apply_profile(gpu, profile).kind
+    assert op_time_s(1e12, 0.0, "float32", kind, is_matmul=True) == pytest.approx(1e12 / 20e9)
+    assert kind.peak_flops_per_s["float32"] == gpu.peak_flops_per_s["float32"]
+
+
+def test_a_fused_op_saves_the_traffic_that_fusing_saves() -> None:
+    op, whole = elementwise(), 2 * 4096 * 1024 * 4 / 2e9
+    profile = small_profile(ops={"tanh": OpTime(forward_s=2 * whole, backward_s=2 * whole)})
+    kind = apply_profile(CPU, profile)
+    alone = pricing(kind).op(op, (REPLICATED,), TENSORS, Traffic(TENSORS, frozenset({"a", "b"})))
+    fused = pricing(kind).op(op, (REPLICATED,), TENSORS, Traffic(TENSORS, frozenset()))
+    assert alone.forward_s == pytest.approx(2 * whole)
+    assert fused.forward_s == pytest.approx(whole) and fused.backward_s == pytest.approx(whole)
+    light = small_profile(ops={"tanh": OpTime(forward_s=whole / 2)})
+    assert price(light, op).forward_s >= whole / 2
+
+
+def test_collectives_follow_the_fitted_lines() -> None:
+    line = {"fixed_s": 7e-4, "s_per_byte": 3e-9, "size": 2, "stride": 1}
+    profile = small_profile(collective_lines=(CollectiveLine(kind="all_reduce", **line),))
+    prices = pricing(apply_profile(CPU, profile))
+    assert prices.collective_s("all_reduce", 0, 1e6) == pytest.approx(7e-4 + 3e-3)
+    forward_s, backward_s = prices.cast(TENSORS["a"], (PARTIAL,), (REPLICATED,))
+    assert forward_s == pytest.approx(7e-4 + 3e-9 * TENSORS["a"].bytes) and backward_s == 0.0
+    assert pricing(apply_profile(CPU, small_profile())).cast(TENSORS["a"], (PARTIAL,), (REPLICATED,))[0] < forward_s
+    largest = Op(
+        name="reduce_max.0",
+        primitive="reduce_max",
+        inputs=("x",),
+        outputs=("y",),
+        factors=(Factor("b", 8), Factor("m", 16, combine="max")),
+        in_dims=(((0,), (1,)),),
+        out_dims=(((0,), ()),),
+        work="reduce",
+        key="reduce_max",
+    )
+    traffic = Traffic.of_block((largest,), TENSORS, frozenset({"y"}))
+    assert prices.op(largest, (1,), TENSORS, traffic).forward_s > 7e-4
+
+
+def test_transfers_follow_the_copies_of_as_many_lanes() -> None:
+    lines = tuple(
+        CopyLine(route="device_to_device", lanes=lanes, fixed_s=1e-4, s_per_byte=rate)
+        for lanes, rate in ((1, 1e-10), (4, 4e-10))
+    )
+    applied = apply_profile(CPU, small_profile(copy_lines=lines))
+    assert transfer_time_s(1e6, applied.transfer_link(LINK, 1)) == pytest.approx(1e-4 + 1e-4)
+    assert transfer_time_s(4e6, applied.transfer_link(LINK, 4)) == pytest.approx(1e-4 + 4e-4)
+    assert apply_profile(CPU, small_profile(copy_lines=())).transfer_link(LINK, 2) is LINK
+
+
+def test_a_profile_of_another_kind_is_refused_and_names_both() -> None:
+    with pytest.raises(ProfileError, match=r"MP301.*'cpu'.*'A100-SXM4-80GB'"):
+        apply_profile(device_kind("A100-SXM4-80GB"), small_profile())
+    own = DeviceKind(
+        name="my-box",
+        platform="cpu",
+        peak_flops_per_s={"float32": 1e9},
+        memory_bytes=1 << 30,
+        memory_bandwidth_bytes_per_s=1e9,
+        jax_names=("cpu",),
+    )
+    assert apply_profile(own, small_profile()).kind.name == "my-box"
+
+
+def test_memory_only_shrinks() -> None:
+    assert apply_profile(CPU, small_profile()).kind.usable_bytes == 3 << 30
+    assert apply_profile(CPU, small_profile(usable_memory_bytes=1 << 40)).kind.usable_bytes == CPU.usable_bytes
+    assert apply_profile(CPU, small_profile(usable_memory_bytes=None)).kind.usable_bytes == CPU.usable_bytes
+
+
+def test_fewer_devices_and_gaps_are_noted() -> None:
+    notes = apply_profile(CPU, small_profile(), devices=8).notes
+    assert any("2 devices" in note and "has 8" in note for note in notes) and any("1 gap" in note for note in notes)
+    assert apply_profile(CPU, small_profile(gaps=()), devices=2).notes == ()
+
+
+def test_coverage_names_what_is_missing_and_its_share() -> None:
+    ops = (PRODUCT, elementwise(), elementwise("view"))
+    cls = BlockClass(key="c", ops=ops, tensors=TENSORS, inputs=("x", "w", "a"), outputs=("y", "b"))
+    graph = ModelGraph(
+        name="two ops",
+        microbatch=1,
+        classes={"c": cls},
+        blocks=tuple(Block(name=f"layers[{i}]", class_key="c", inputs=(), outputs=()) for i in range(3)),
+        values={},
+        batch_dims={},
+        params={},
+        loss=(),
+        results=(),
+    )
+    profile = small_profile(ops={DOT: OpTime(forward_s=1e-4, drift=0.3)})
+    found = op_coverage(graph, profile, apply_profile(CPU, profile).kind)
+    assert (found.measured, found.rated, found.drifted) == ((DOT,), ("tanh",), (DOT,))
+    assert 0 < found.measured_share < 0.1 and "1 of 2" in found.describe() and "tanh" in found.describe()
