@@ -88,7 +88,7 @@ def plan(
     findings += _unknown_ops(graph)
     request = Request(
         cluster=target, graph_of=graphs, facts=facts, global_batch=global_batch, sizes=sizes, schedule=schedule,
-        stages=stages, pins=pins, batch_must_stay=task.state is not None,
+        stages=stages, pins=pins, one_group=task.state is not None,
     )
     result = search(request, say)
     scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()

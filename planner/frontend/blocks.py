@@ -14,6 +14,7 @@ import numpy as np
 
 from costmodel.graph import Op, Role, Tensor
 from planner.frontend import jax_compat as jc
+from planner.frontend.canonical import describe_array, describe_param
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value
 from planner.frontend.ops import op_from_equation, rule_for
 
@@ -37,23 +38,6 @@ class BlockClass:
         return sum(op.flops for op in self.ops.values())
 
 
-def describe_param(value: Any) -> str:
-    """Stable text of an equation parameter: no object identities, no generated names."""
-    if isinstance(value, (jc.ClosedJaxpr, jc.Jaxpr)):
-        return str(value)
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join(describe_param(v) for v in value) + ")"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{describe_param(v)}" for k, v in sorted(value.items(), key=lambda kv: str(kv[0]))) + "}"
-    if jc.wrapped_fun(value) or callable(value):
-        return getattr(value, "__name__", type(value).__name__)
-    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    text = str(value)
-    return type(value).__name__ if " at 0x" in text else text
-
-
 def make_class(
     equations: Sequence[Equation],
     inputs: Sequence[Value],
@@ -73,7 +57,7 @@ def make_class(
     for i, (value, array) in enumerate((constants or {}).items()):
         renamed[value] = Value(f"const.{i}", value.aval)
         held[renamed[value]] = array
-        digest.update(f"const {describe_param(array)};".encode())
+        digest.update(f"const {describe_array(array)};".encode())
     for v, role in zip(inputs, roles, strict=True):
         digest.update(f"in {v.aval.str_short()} {role} {needs_grad(v)};".encode())
 
@@ -93,7 +77,7 @@ def make_class(
             scopes.setdefault(scope.index, len(scopes))
         args = tuple(operand(o) for o in equation.inputs)
         digest.update(
-            f"{name} {[text(o) for o in equation.inputs]} {describe_param(equation.params)} "
+            f"{name} {[text(o) for o in equation.inputs]} {rule_for(kind).describe(equation)} "
             f"{[v.aval.str_short() + str(needs_grad(v)) for v in equation.outputs]} {[scopes[s.index] for s in equation.scopes]};".encode()
         )
         body.append(replace(equation, name=name, inputs=args, outputs=tuple(renamed[v] for v in equation.outputs)))
@@ -144,7 +128,7 @@ def piece_hash(equations: Sequence[Equation], roles: Callable[[Value], str]) -> 
                 args.append(local.setdefault(o, f"{roles(o)}{len(local)}{o.aval.str_short()}"))
         for v in equation.outputs:
             local[v] = f"v{len(local)}"
-        digest.update(f"{equation.primitive.name}{args}{describe_param(equation.params)};".encode())
+        digest.update(f"{equation.primitive.name}{args}{rule_for(equation.primitive.name).describe(equation)};".encode())
     return digest.hexdigest()
 
 

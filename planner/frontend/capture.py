@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,13 @@ from costmodel.graph import Role, Source, Tensor
 from planner.frontend import jax_compat as jc
 from planner.frontend.blocks import BlockClass, interface, make_class, segment
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value, flatten
-from planner.frontend.gradients import needing_gradient, needing_gradient_in_loop
+from planner.frontend.gradients import (
+    annotated,
+    depends,
+    depends_in_loop,
+    needing_gradient,
+    needing_gradient_in_loop,
+)
 from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.task import TrainingTask, path_string
 
@@ -194,6 +200,7 @@ def capture(task: TrainingTask, microbatch: int) -> Capture:
     """
     program, aux_tree, aux_count = trace(task, microbatch)
     infos = input_names(task)
+    program = annotated(program, depends(program, [name for name, info in infos.items() if info.trained]))
     losses = 2 if task.reduction == "weighted" else 1
     loss = program.outputs[:losses]
     state = program.outputs[losses : len(program.outputs) - aux_count]
@@ -224,6 +231,7 @@ class _Builder:
     def __init__(self, program: Program, infos: dict[str, InputInfo], loss: Sequence[Operand]):
         self.program, self.infos = program, infos
         trained = [name for name, info in infos.items() if info.trained]
+        self.moved = depends(program, trained)
         self.grads = needing_gradient(program, trained, loss)
         self.params = {v for v in program.inputs if infos[v.name].role == "param"}
         self.classes: dict[str, BlockClass] = {}
@@ -275,7 +283,7 @@ class _Builder:
                 if taken:
                     sunk.update({c.outputs[0]: c for c in taken.values()})
                     inputs = tuple(taken[i].inputs[0] if i in taken else o for i, o in enumerate(e.inputs))
-                    e = Equation(e.name, e.primitive, inputs, e.outputs, {**e.params, "sunk": taken}, e.source, e.scopes)
+                    e = replace(e, inputs=inputs, params={**e.params, "sunk": taken})
             equations.append(e)
         equations = [e for e in equations if e.outputs[0] not in sunk] if sunk else equations
         positions: dict[Value, int] = {o: len(equations) for o in program.outputs if isinstance(o, Value)}
@@ -335,6 +343,8 @@ class _Builder:
         body = flatten(params["jaxpr"], [f"in.{i}" for i in range(len(equation.inputs))])
         body = _with_casts(body, params.get("sunk", {}))
         inputs = body.inputs
+        moving = {inputs[i].name for i, o in enumerate(equation.inputs) if isinstance(o, Value) and o.name in self.moved}
+        body = annotated(body, depends_in_loop(body, carry, consts, moving))
         seeds = {inputs[i].name for i, o in enumerate(equation.inputs) if isinstance(o, Value) and self.needs_grad(o)}
         wanted = {i for i, v in enumerate(equation.outputs) if self.needs_grad(v)}
         grads = needing_gradient_in_loop(body, carry, consts, seeds, wanted)
@@ -404,9 +414,7 @@ def _with_casts(body: Program, sunk: dict[int, Equation]) -> Program:
     def new(o: Operand) -> Operand:
         return swap[o.name] if isinstance(o, Value) and o.name in swap else o
 
-    equations = [
-        Equation(e.name, e.primitive, tuple(new(o) for o in e.inputs), e.outputs, e.params, e.source, e.scopes) for e in body.equations
-    ]
+    equations = [replace(e, inputs=tuple(new(o) for o in e.inputs)) for e in body.equations]
     return Program(tuple(inputs), (*(e for _, _, e in first), *equations), tuple(new(o) for o in body.outputs), body.constants)
 
 

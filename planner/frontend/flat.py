@@ -15,6 +15,7 @@ from planner.frontend import jax_compat as jc
 
 CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
 INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_lin", "remat2", "remat", "checkpoint"}
+REGIONS = frozenset({"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"})  # equations that hold programs
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,14 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """One primitive applied to values. `scopes` are the remat regions around it, outermost first."""
+    """One primitive applied to values.
+
+    Attributes:
+        scopes: the remat regions around it, outermost first.
+        moving: of an equation that holds programs: which operands depend on what the loss is differentiated by; None
+            where nobody has said, which counts as all floats.
+        memo: what rules have found out about it. Renamed copies (`dataclasses.replace`) share it.
+    """
 
     name: str
     primitive: Any
@@ -67,6 +75,8 @@ class Equation:
     params: dict[str, Any]
     source: str
     scopes: tuple[Scope, ...] = ()
+    moving: tuple[bool, ...] | None = None
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def in_shapes(self) -> tuple[tuple[int, ...], ...]:

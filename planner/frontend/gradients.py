@@ -1,11 +1,12 @@
 """Which values of a program a cotangent reaches: those on a path from a trained parameter to the loss."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 
-from planner.frontend.flat import Equation, Operand, Program, Value
+from planner.frontend.flat import REGIONS, Equation, Operand, Program, Value
 
 BLOCKS_GRADIENT = frozenset({"stop_gradient", "floor", "ceil", "round", "sign", "is_finite", "nextafter"})
 
@@ -25,6 +26,30 @@ def depends(program: Program, seeds: Iterable[str]) -> set[str]:
         if _passes(equation) and any(isinstance(o, Value) and o.name in moved for o in equation.inputs):
             moved.update(v.name for v in equation.outputs if _is_float(v.aval))
     return moved
+
+
+def depends_in_loop(body: Program, carry: int, consts: int, seeds: Iterable[str]) -> set[str]:
+    """The same for one iteration of a loop, whose carry feeds itself."""
+    seeds = set(seeds)
+    while True:
+        moved = depends(body, seeds)
+        outputs = body.outputs[:carry]
+        fed = {v.name for v, o in zip(body.inputs[consts:], outputs) if isinstance(o, Value) and o.name in moved}
+        if fed <= seeds:
+            return moved
+        seeds |= fed
+
+
+def annotated(program: Program, moved: set[str]) -> Program:
+    """The program with `Equation.moving` stated, where `moved` names the values that depend on the seeds."""
+
+    def one(e: Equation) -> Equation:
+        if e.primitive.name not in REGIONS:
+            return e
+        moving = tuple(isinstance(o, Value) and o.name in moved and _is_float(o.aval) for o in e.inputs)
+        return replace(e, moving=moving, memo={})
+
+    return replace(program, equations=tuple(one(e) for e in program.equations))
 
 
 def reaches(program: Program, wanted: Iterable[str]) -> set[str]:

@@ -89,14 +89,14 @@ def custom_vjp_backward(params: dict[str, Any]) -> Callable[..., Any]:
     return params["bwd"].call_wrapped
 
 
-def instantiate_zero(cotangent: Any) -> Any:
-    """A symbolic zero as an array; other values as they are."""
-    return _ad.instantiate_zeros(cotangent) if isinstance(cotangent, _ad.Zero) else cotangent
+def is_zero(cotangent: Any) -> bool:
+    """Whether a cotangent is symbolically zero."""
+    return isinstance(cotangent, _ad.Zero)
 
 
 def zero_tangent(primal: Any) -> Any:
     """The zero tangent of a value (float0 for integers)."""
-    return _ad.instantiate_zeros(_ad.Zero.from_primal_value(primal))
+    return _ad.instantiate_zeros(_ad.Zero(_core.typeof(primal).to_tangent_aval()))
 
 
 def is_key(dtype: Any) -> bool:
@@ -107,6 +107,11 @@ def is_key(dtype: Any) -> bool:
 def key_implementation(dtype: Any) -> str:
     """Name of the generator of a typed key's dtype, for `jax.random.wrap_key_data`."""
     return dtype._impl.name
+
+
+def key_words(keys: Any) -> Any:
+    """Typed PRNG keys as their raw words."""
+    return jax.random.key_data(keys)
 
 
 def itemsize(dtype: Any) -> int:

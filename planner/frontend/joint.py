@@ -82,10 +82,12 @@ class Spread:
     Attributes:
         codes: op name -> strategy code on the split axis (a factor, VARYING or a PASS).
         states: value name -> dim that is split, VARYING or PARTIAL.
+        outputs: state that each output is brought to, where it is not left as it comes.
     """
 
     codes: dict[str, int]
     states: dict[str, int]
+    outputs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def spread(
     root: object,
     inputs: Mapping[str, int],
     *,
-    allow_max: bool = False,
+    allow_max: int = 0,
     allow_reductions: bool = True,
     affine: bool = False,
 ) -> Spread | Obstacle:
@@ -109,7 +111,7 @@ def spread(
 
     Args:
         inputs: state of each program input (a dim, VARYING or PARTIAL); absent means VARYING.
-        allow_max: whether ops may all-reduce a maximum.
+        allow_max: elements of the largest result that an op may all-reduce as a maximum.
         allow_reductions: whether an op may sum over the class.
         affine: whether a pending sum may meet a value that is equal everywhere in an addition (not so on shards, where
             the value would be added once each; but so for a mean of means).
@@ -149,7 +151,7 @@ def spread(
 
 
 def _one(
-    op: Op, equation: Equation, factors: list[int], have: Sequence[int], allow_max: bool, allow_reductions: bool
+    op: Op, equation: Equation, factors: list[int], have: Sequence[int], allow_max: int, allow_reductions: bool
 ) -> tuple[int, list[int]] | Obstacle:
     """Strategy code and result states of one op whose loop belongs to the class."""
     touched = [f for f in factors if any(_dim(op, dims, f) == h for dims, h in zip(op.in_dims, have, strict=True) if h >= 0)]
@@ -173,7 +175,7 @@ def _one(
         if (place if place >= 0 else VARYING) != h:
             return Obstacle(equation, "operands are split differently")
     results = []
-    for dims in op.out_dims:
+    for dims, shape in zip(op.out_dims, equation.out_shapes, strict=True):
         place = _dim(op, dims, factor)
         if place is None:
             return Obstacle(equation, "the split dim is the minor part of a merged dim")
@@ -181,7 +183,7 @@ def _one(
             results.append(place)
         elif info.combine == "sum" and allow_reductions:
             results.append(PARTIAL)
-        elif info.combine == "same" or (info.combine == "max" and allow_max):
+        elif info.combine == "same" or (info.combine == "max" and math.prod(shape) <= allow_max):
             results.append(VARYING)
         else:
             return Obstacle(equation, f"{op.primitive} joins all of {info.name}")

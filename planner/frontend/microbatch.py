@@ -135,7 +135,7 @@ def _inner_factor(equation: Equation, code: int, position: int) -> float:
     inner = rule.inner(equation)
     solution = inner.solutions[inner.roots[code]]
     assert not isinstance(solution, Obstacle)
-    name, follow = next(iter(solution[2].items()))
+    name, follow = next(iter(solution.programs.items()))
     return _factor(inner.programs[name].program, follow, position) or 1.0
 
 

@@ -23,6 +23,7 @@ def op_from_equation(
         facts: what ``rule.factorise(eqn)`` returned, where the caller has it already.
     """
     facts = facts or rule.factorise(eqn)
+    whole_backward = facts.backward_flops
     wanted = [i for i, operand in enumerate(eqn.inputs) if isinstance(operand, Value) and needs_grad(operand)]
     return Op(
         name=eqn.name,
@@ -35,7 +36,7 @@ def op_from_equation(
         # A constant is whole on every device: it cannot be one of the summands.
         linear=tuple(s for s in facts.linear if all(isinstance(eqn.inputs[i], Value) for i in s)),
         flops=facts.flops,
-        backward_flops=facts.flops * len(wanted),
+        backward_flops=facts.flops * len(wanted) if whole_backward is None else whole_backward * bool(wanted),
         saves=_saved_names(eqn, facts, wanted),
         work=facts.work,
         fuses=facts.fuses,

@@ -159,7 +159,7 @@ class GroupPrograms:
         mapped = self._map(
             run, (self.param_specs, residual_specs, cotangent_specs, self.total_specs), (out_specs, self.total_specs)
         )
-        return jax.jit(mapped, donate_argnums=(1, 3))
+        return jax.jit(mapped, donate_argnums=(3,))
 
     def _loss_cotangents(self) -> dict[str, Any]:
         names = [n for n in self.kept.moving if n in self.micro.losses]

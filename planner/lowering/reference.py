@@ -66,6 +66,14 @@ class Reference:
 
         return jax.jit(update)
 
+    @cached_property
+    def _add(self) -> Any:
+        return jax.jit(lambda total, g: jax.tree.map(jnp.add, total, g))
+
+    @cached_property
+    def _scale(self) -> Any:
+        return jax.jit(lambda grads, factor: jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), grads))
+
     def step(self, state: Any, batch: Any, rng: Any = None) -> tuple[Any, dict[str, Any]]:
         """One step; metrics as a compiled plan gives them."""
         params, opt, carried = state
@@ -77,11 +85,11 @@ class Reference:
             piece = jax.tree.unflatten(tree, [own[n] for n in self.feed.batch_inputs])
             (first, (second, carried, aux)), g = self._one(trained, params, piece, carried, own.get("rng"))
             totals = [totals[0] + first, totals[1] + second]
-            grads = g if grads is None else jax.tree.map(jnp.add, grads, g)
+            grads = g if grads is None else self._add(grads, g)
             auxes.append(aux)
         loss, scale = self.feed.combine(totals)
         factor = scale if scale is not None else 1.0 / self.microbatches if self.task.reduction == "mean" else 1.0
-        grads = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), grads)
+        grads = self._scale(grads, factor)
         trained, opt = self._update(trained, grads, opt)
         metrics: dict[str, Any] = {"loss": loss}
         if self.task.has_aux:

@@ -193,7 +193,8 @@ class StageProgram:
                 continue
             x, have = self._lookup(source.value, env)
             offset = self.held[source.value].items[0] if source.value in self.held else 0  # type: ignore[index]
-            x = lax.slice_in_dim(x, lowest - offset, lowest - offset + count, axis=0)
+            if x.shape[0] != count:  # whole stacks stay the arrays they are, so that backward gets them as parameters
+                x = lax.slice_in_dim(x, lowest - offset, lowest - offset + count, axis=0)
             stacked.append(self._cast_stacked(source.value, x, count, have, shifted(specs[i], 1)))
 
         def body(state_: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,5 +1,6 @@
 """Candidates for stages: meshes of a device group, and the solved decision on each, kept for reuse."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph
 from planner.search.intra_op import least_memory, solve
-from planner.search.problem import IntraOpProblem, SearchBudget, Solution
+from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace, Remat, Setting
 
@@ -94,38 +95,74 @@ class Candidates:
 
     def _decide(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, share: float, budget: SearchBudget) -> Decision | None:
         space = self.space(pool, mesh, microbatch)
-        limit = share * space.pricing.kind.usable_bytes
-        problem = space.problem(setting, limit_bytes=limit)
-        if self.restrict is not None:
-            problem = self.restrict(space, problem)
-        solution = solve(problem, budget=budget)
-        self.solved += 1
+        problem = self._problem(space, setting, share * space.pricing.kind.usable_bytes)
+        least = sum(node.memory_bytes[0].min() for node in problem.nodes)
+        if least > problem.budget_bytes[0]:
+            return None
+        free = self.free(pool, mesh, microbatch, setting)
+        if free.status.found and evaluate(problem, free.choice).feasible:
+            solution = free
+        else:
+            solution = solve(problem, budget=budget)
+            self.solved += 1
         if not solution.status.found:
             return None
-        self.limit_fired |= solution.limit_fired and budget is not SCREEN
-        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
+        self.limit_fired |= solution.limit_fired
+        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=free.bound_s)
+
+    def _problem(self, space: ModelSpace, setting: Setting, limit_bytes: float) -> IntraOpProblem:
+        problem = space.problem(setting, limit_bytes=limit_bytes)
+        return problem if self.restrict is None else self.restrict(space, problem)
+
+    def free(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Solution:
+        """The fastest assignment, memory aside: a bound for every number of stages."""
+        key = (pool.name, mesh, microbatch, setting.microbatches, setting.remat)
+        if key not in self._free:
+            self._free[key] = solve(self._problem(self.space(pool, mesh, microbatch), setting, math.inf), budget=SearchBudget())
+            self.solved += 1
+        return self._free[key]
+
+    def free_solutions(self) -> Iterator[tuple[tuple[str, int], float]]:
+        """((pool, devices), bound in seconds of a step) of every problem solved without its memory row."""
+        for (pool, mesh, *_), solution in self._free.items():
+            yield (str(pool), math.prod(mesh)), solution.bound_s  # type: ignore[arg-type]
 
     def nearest(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Decision | None:
         """The decision that needs least memory, whether it fits or not."""
         space = self.space(pool, mesh, microbatch)
-        problem = space.problem(setting, limit_bytes=space.pricing.kind.usable_bytes)
-        if self.restrict is not None:
-            problem = self.restrict(space, problem)
-        solution = least_memory(problem, budget=SCREEN)
+        solution = least_memory(self._problem(space, setting, space.pricing.kind.usable_bytes), budget=SCREEN)
         if not solution.choice:
             return None
         return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
 
     def both(
-        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, *, microbatches: int, stages: int, in_flight: int, share: float = 1.0
+        self,
+        pool: DeviceGroup,
+        mesh: Mesh,
+        microbatch: int,
+        *,
+        microbatches: int,
+        stages: int,
+        in_flight: int,
+        share: float = 1.0,
+        incumbent_s: float = math.inf,
     ) -> tuple[Decision, ...]:
-        """Decisions without remat and, where that does not fit freely, with it."""
+        """Decisions without remat and, unless the fastest of those fits freely, with it.
+
+        Args:
+            incumbent_s: decisions whose bound exceeds this are left out.
+        """
         found = []
         for remat in ("none", "full"):
             setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)  # type: ignore[arg-type]
+            free = self.free(pool, mesh, microbatch, setting)
+            if free.bound_s > incumbent_s:
+                break  # remat only makes it slower
             decision = self.decide(pool, mesh, microbatch, setting, share=share)
             if decision is not None:
                 found.append(decision)
+                if decision.time_s <= free.time_s:
+                    break  # the fastest of all fits: nothing to gain from remat
         return tuple(found)
 
 

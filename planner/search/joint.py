@@ -1,24 +1,42 @@
-"""The search over everything: microbatch size, stages, devices, meshes, strategies, schedule.
+"""The search over everything: microbatch size, stages, devices, meshes, strategies, storage, schedule.
 
-For each microbatch size and each way to hand devices to stages the intra-op problems of all meshes are solved (solutions
-are shared through `Candidates`), blocks are balanced over the stages, and the result is scored by event simulation. A
-combination is skipped only when a lower bound of its step time exceeds the best plan found.
+For every number of stages and a microbatch size:
+
+1. the intra-op problem of each mesh that a stage may have is solved, once without its memory row (`Candidates.free`),
+   and again with it where that does not fit, without and with full remat;
+2. the stage DP (`inter_op`) cuts the blocks and hands out devices, over all of these options, exactly for its closed form;
+3. the best few are scored by event simulation, and the best plan is kept.
+
+The microbatch size starts where the pipeline has four microbatches a stage and moves to smaller or larger divisors of the
+global batch while that helps; meshes that were far off at the first size are not tried at the next.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from costmodel.cluster import Cluster
-from costmodel.compute import peak_flops_per_s
-from costmodel.errors import InfeasibleError, InputError, PlanError
+import numpy as np
+
+from costmodel.cluster import Cluster, DeviceGroup
+from costmodel.collectives import transfer_link
+from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
+from costmodel.schedule.generate import spread_shares
 from planner.planfile.schema import Certificate
-from planner.search.candidates import Candidates, Facts, pool_devices, stage_sizes
-from planner.search.pinned import GroupPin, StagePin, pinned_layout
-from planner.search.score import Score
+from planner.search.bounds import certificate
+from planner.search.candidates import Candidates, Facts, meshes, pool_devices, stage_sizes
+from planner.search.infeasible import explain_miss
+from planner.search.inter_op import plan_stages
+from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, crossing_values
+from planner.search.pinned import StagePin, pinned_layout, uncut_borders
+from planner.search.problem import SearchBudget
+from planner.search.score import Score, score
+from planner.search.stages import GroupCosts, ScheduleKind, StageOption, StagePlan, StageProblem
+from planner.space.decision import Decision
 
 Say = Callable[[str, int, int], None]
-SIZES = 6  # microbatch sizes tried, the largest that divide the global batch first
+KEEP = 3  # plans of one DP that are simulated
+FAR = 1.5  # meshes slower than this times the best are not tried at other microbatch sizes
+DP = SearchBudget(relative_gap=0.005)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +46,9 @@ class Request:
     Attributes:
         graph_of: the model graph at a microbatch size.
         facts: prices' inputs by device kind name.
-        sizes: microbatch sizes to try.
+        sizes: microbatch sizes to try, largest first.
         stages, pins: what the user fixed.
-        batch_must_stay: carried state goes from microbatch to microbatch, so one group runs all of them.
+        one_group: carried state goes from microbatch to microbatch, so one group runs all of a stage's.
     """
 
     cluster: Cluster
@@ -41,7 +59,7 @@ class Request:
     schedule: str = "auto"
     stages: int | None = None
     pins: tuple[StagePin, ...] | None = None
-    batch_must_stay: bool = False
+    one_group: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,148 +68,285 @@ class SearchResult:
     certificate: Certificate
 
 
-def microbatch_sizes(global_batch: int, *, largest: int | None = None, only: int | None = None) -> tuple[int, ...]:
-    """Divisors of the global batch to try, spread evenly by ratio, largest first.
+@dataclass(frozen=True)
+class _Built:
+    """A stage option with what it was made of: per group the pool and the decision."""
 
-    Raises:
-        InputError: a pinned size does not divide the batch, or none is small enough.
-    """
-    divisors = [n for n in range(1, global_batch + 1) if global_batch % n == 0]
-    if only is not None:
-        if only not in divisors:
-            near = ", ".join(map(str, divisors[-12:]))
-            raise InputError("MP161", f"microbatch={only} does not divide the global batch of {global_batch}", f"sizes that do: {near}")
-        return (only,)
-    fitting = [n for n in divisors if largest is None or n <= largest]
-    if len(fitting) <= SIZES:
-        return tuple(reversed(fitting))
-    step = (len(fitting) - 1) / (SIZES - 1)
-    return tuple(fitting[round(i * step)] for i in reversed(range(SIZES)))
-
-
-def stage_counts(request: Request, blocks: int) -> tuple[int, ...]:
-    """Numbers of stages to try."""
-    devices = len(request.cluster.devices)
-    most = min(blocks, devices, request.global_batch if request.global_batch > 1 else 1)
-    if request.stages is not None:
-        if request.stages > min(blocks, devices):
-            raise InputError("MP160", f"stages={request.stages} asked for; the model has {blocks} blocks and the cluster {devices} devices", "ask for fewer stages")
-        return (request.stages,)
-    return tuple(p for p in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64) if p <= most)
-
-
-def allotments(cluster: Cluster, stages: int) -> Iterator[tuple[StagePin, ...]]:
-    """Ways to hand the cluster's devices to so many stages: each group gives equal stages, in the cluster's order."""
-    counts = {g.name: len(pool_devices(cluster, g.name)) for g in cluster.groups}
-    names = [n for n, c in counts.items() if c]
-
-    def split(at: int, left: int) -> Iterator[tuple[int, ...]]:
-        if at == len(names) - 1:
-            yield (left,)
-            return
-        for own in range(left + 1):
-            for rest in split(at + 1, left - own):
-                yield (own, *rest)
-
-    for shares in split(0, stages):
-        rows: list[list[tuple[StagePin, ...]]] = []
-        for name, own in zip(names, shares, strict=True):
-            if own:
-                rows.append(list(_equal_stages(cluster, name, counts[name], own)))
-        for first in rows[0] if rows else ():
-            if len(rows) == 1:
-                yield first
-            else:
-                for second in rows[1]:
-                    yield (*first, *second, *(s for r in rows[2:] for s in r[0]))
-
-
-def _equal_stages(cluster: Cluster, name: str, devices: int, stages: int) -> Iterator[tuple[StagePin, ...]]:
-    per_node = cluster.group(name).devices_per_node
-    if devices < stages:
-        return
-    even, rest = divmod(devices, stages)
-    sizes = stage_sizes(devices, per_node)
-    if rest and devices <= 8:
-        yield tuple(StagePin(groups=(GroupPin(pool=name, devices=even + (i >= stages - rest)),)) for i in range(stages))
-        return
-    size = max((n for n in sizes if n <= even), default=even)
-    yield tuple(StagePin(groups=(GroupPin(pool=name, devices=size),)) for _ in range(stages))
+    option: StageOption
+    groups: tuple[tuple[DeviceGroup, Decision], ...]
 
 
 def search(request: Request, say: Say) -> SearchResult:
     """The best plan found.
 
     Raises:
-        InfeasibleError: nothing fits; says what comes nearest.
+        InfeasibleError: nothing fits; the message says what comes nearest, by how much it misses, and what would fit.
     """
-    candidates = Candidates(cluster=request.cluster, graph_of=request.graph_of, facts=request.facts)
+    return _Search(request, say).run()
+
+
+def microbatch_sizes(global_batch: int, *, largest: int | None = None, only: int | None = None) -> tuple[int, ...]:
+    """Divisors of the global batch within what the user asked for, largest first.
+
+    Raises:
+        InputError: a pinned size does not divide the batch, or none is small enough.
+    """
+    divisors = [n for n in range(global_batch, 0, -1) if global_batch % n == 0]
+    if only is None:
+        return tuple(n for n in divisors if largest is None or n <= largest)
+    if only not in divisors:
+        near = ", ".join(str(n) for n in divisors[:12])
+        raise InputError("MP161", f"microbatch={only} does not divide the global batch of {global_batch}", f"sizes that do: {near}")
+    return (only,)
+
+
+@dataclass
+class _Search:
+    request: Request
+    say: Say
     best: Score | None = None
-    nearest: tuple[float, str] | None = None
-    work = list(_work(request))
-    for done, (size, pins, schedule) in enumerate(work):
-        say("searching", done, len(work))
-        try:
-            found = pinned_layout(candidates, pins, microbatch=size, microbatches=request.global_batch // size, schedule=schedule)
-        except InfeasibleError as error:
-            if nearest is None:
-                nearest = (float("inf"), error.message)
-            continue
-        except InputError:
+    missed: list[Score] = field(default_factory=list)
+    candidates: Candidates = field(init=False)
+
+    def __post_init__(self) -> None:
+        r = self.request
+        self.candidates = Candidates(cluster=r.cluster, graph_of=r.graph_of, facts=r.facts)
+        self.pools = [g for g in r.cluster.groups if pool_devices(r.cluster, g.name)]
+        self.counts = [len(pool_devices(r.cluster, g.name)) for g in self.pools]
+        self.first = r.graph_of(r.sizes[0])
+
+    def run(self) -> SearchResult:
+        request = self.request
+        schedules: tuple[ScheduleKind, ...] = ("1f1b",) if request.schedule == "auto" else (request.schedule,)  # type: ignore[assignment]
+        for schedule in schedules:
             if request.pins is not None:
-                raise
-            continue
-        if not found.feasible:
-            if nearest is None or found.missing_bytes < nearest[0]:
-                nearest = (found.missing_bytes, _miss(found))
-        elif best is None or found.time_s < best.time_s:
-            best = found
-    if best is None:
-        raise InfeasibleError("MP201", f"no plan fits: {nearest[1] if nearest else 'no stage count applies'}",
-                              "use more or larger devices, a shorter sequence, or a smaller global batch")
-    return SearchResult(score=best, certificate=_certificate(request, best, candidates))
-
-
-def _work(request: Request) -> Iterator[tuple[int, tuple[StagePin, ...], str]]:
-    blocks = len(request.graph_of(request.sizes[0]).blocks)
-    schedules = ("1f1b",) if request.schedule == "auto" else (request.schedule,)
-    for size in request.sizes:
-        count = request.global_batch // size
-        if request.pins is not None:
-            yield from ((size, request.pins, s) for s in schedules)
-            continue
-        for stages in stage_counts(request, blocks):
-            if stages > 1 and count < stages and request.stages is None:
+                self._pinned(schedule)
                 continue
-            for pins in allotments(request.cluster, stages):
-                yield from ((size, pins, s) for s in schedules)
+            counts = self._stage_counts()
+            for done, stages in enumerate(counts):
+                self.say("searching", done, len(counts))
+                self._climb(stages, schedule)
+        if self.best is None:
+            raise explain_miss(request, self.missed, self.candidates)
+        return SearchResult(score=self.best, certificate=certificate(request, self.best, self.candidates))
+
+    def _pinned(self, schedule: ScheduleKind) -> None:
+        assert self.request.pins is not None
+        failure: InfeasibleError | None = None
+        for done, size in enumerate(self.request.sizes):
+            self.say("searching", done, len(self.request.sizes))
+            try:
+                found = pinned_layout(
+                    self.candidates, self.request.pins, microbatch=size, microbatches=self.request.global_batch // size, schedule=schedule
+                )
+            except InfeasibleError as error:
+                failure = error
+                continue
+            self._offer(found)
+        if self.best is None and not self.missed and failure is not None:
+            raise failure
+
+    def _stage_counts(self) -> tuple[int, ...]:
+        devices, blocks = sum(self.counts), len(self.first.blocks)
+        most = min(devices, blocks)
+        if self.request.stages is not None:
+            if self.request.stages > most:
+                raise InputError("MP160", f"stages={self.request.stages} was asked for; the model has {blocks} blocks and the cluster {devices} devices",
+                                 f"ask for at most {most}")
+            return (self.request.stages,)
+        tried = range(1, 9) if devices <= 8 else (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+        fitting = [p for p in tried if p <= most and (p == 1 or self.request.global_batch // self.request.sizes[-1] >= p)]
+        if len(self.pools) == 1 and devices > 8:
+            fitting = [p for p in fitting if devices % p == 0]
+        return tuple(fitting)
+
+    def _climb(self, stages: int, schedule: ScheduleKind) -> None:
+        """Microbatch sizes for one number of stages, moving while that helps."""
+        batch, sizes = self.request.global_batch, self.request.sizes
+        wanted = 4 * stages if stages > 1 else 1
+        start = next((i for i, n in enumerate(sizes) if batch // n >= wanted), len(sizes) - 1)
+        seen: dict[int, float] = {}
+        near: set[tuple[str, tuple[int, ...]]] | None = None
+
+        def value(i: int) -> float:
+            nonlocal near
+            if i not in seen:
+                seen[i], found = self._try(stages, sizes[i], schedule, near)
+                near = near or found
+            return seen[i]
+
+        at = start
+        while value(at) == np.inf and at + 1 < len(sizes):  # too large for memory: smaller ones
+            at += 1
+        for step in (1, -1):
+            while 0 <= at + step < len(sizes) and batch // sizes[at + step] >= stages and value(at + step) < value(at):
+                at += step
+
+    def _try(
+        self, stages: int, size: int, schedule: ScheduleKind, near: set[tuple[str, tuple[int, ...]]] | None
+    ) -> tuple[float, set[tuple[str, tuple[int, ...]]] | None]:
+        """Best step time with up to `stages` stages at one microbatch size, and the meshes worth trying at others."""
+        count = self.request.global_batch // size
+        in_flight = count if schedule == "gpipe" else min(stages, count)
+        built = list(self._options(stages, size, count, in_flight, near))
+        if not built:
+            return np.inf, None
+        graph = self.request.graph_of(size)
+        problem = self._problem(graph, [b.option for b in built], count, schedule, stages)
+        result = plan_stages(problem, keep=KEEP, budget=DP)
+        self.candidates.limit_fired |= result.limit_fired
+        best = np.inf
+        plans = result.plans or ((result.nearest,) if result.nearest is not None else ())
+        for plan in plans:
+            found = score(self._layout(graph, built, plan, count, schedule))
+            self._offer(found)
+            if found.feasible:
+                best = min(best, found.time_s)
+        if best == np.inf:
+            return best, None
+        fastest = {}
+        for b in built:
+            for pool, decision in b.groups:
+                key = (pool.name, decision.space.mesh)
+                fastest[key] = min(fastest.get(key, np.inf), decision.time_s)
+        sizes_of = {key: int(np.prod(key[1])) if key[1] else 1 for key in fastest}
+        keep = {
+            key for key, t in fastest.items()
+            if t <= FAR * min(u for other, u in fastest.items() if other[0] == key[0] and sizes_of[other] == sizes_of[key])
+        }
+        return best, keep
+
+    def _offer(self, found: Score) -> None:
+        if not found.feasible:
+            self.missed.append(found)
+        elif self.best is None or found.time_s < self.best.time_s:
+            self.best = found
+
+    def _options(
+        self, stages: int, size: int, count: int, in_flight: int, near: set[tuple[str, tuple[int, ...]]] | None
+    ) -> Iterator[_Built]:
+        """Stage options: every mesh of every plausible number of devices of each pool, and mixed ones of two pools."""
+        whole: list[dict[int, list[Decision]]] = [{} for _ in self.pools]
+        for p, pool in enumerate(self.pools):
+            for devices in self._sizes(p, stages):
+                for mesh in meshes(devices, pool.devices_per_node):
+                    if near is not None and (pool.name, mesh) not in near:
+                        continue
+                    for decision in self.candidates.both(
+                        pool, mesh, size, microbatches=count, stages=stages, in_flight=in_flight, incumbent_s=self._incumbent(stages, p, devices, count)
+                    ):
+                        whole[p].setdefault(devices, []).append(decision)
+                        used = tuple(devices if q == p else 0 for q in range(len(self.pools)))
+                        yield _Built(self._option(used, [(decision, 1, 1)]), ((pool, decision),))
+        if len(self.pools) == 2 and not self.request.one_group and count > 1:
+            yield from self._mixed(stages, count, whole)
+
+    def _incumbent(self, stages: int, pool: int, devices: int, count: int) -> float:
+        """A mesh is of no use where even all such stages together are slower than the best plan (no bubble, no border).
+
+        Only for one pool: with two the other one can make up for it.
+        """
+        if self.best is None or len(self.pools) > 1:
+            return np.inf
+        return self.best.time_s * (self.counts[pool] / devices) / (1 + (stages - 1) / count) * 1.02
+
+    def _sizes(self, pool: int, stages: int) -> tuple[int, ...]:
+        total, per_node = self.counts[pool], self.pools[pool].devices_per_node
+        sizes = stage_sizes(total, per_node)
+        if total <= 8:
+            return tuple(n for n in sizes if n <= max(1, sum(self.counts) - stages + 1))
+        if len(self.pools) == 1:
+            return tuple(n for n in sizes if n == total // stages) or (max(n for n in sizes if n <= max(1, total // stages)),)
+        share = sum(self.counts) / stages
+        near = tuple(n for n in sizes if share / 2 <= n <= 1.5 * share)
+        return near or (min(sizes, key=lambda n: abs(n - share)),)
+
+    def _mixed(self, stages: int, count: int, whole: list[dict[int, list[Decision]]]) -> Iterator[_Built]:
+        """Stages of two groups, each with a share of the microbatches by its speed."""
+        for a, first in whole[0].items():
+            for b, second in whole[1].items():
+                if a + b > 1.5 * sum(self.counts) / stages and stages > 1:
+                    continue
+                one, other = (min(d, key=lambda x: x.time_s) for d in (first, second))
+                share = round(count * (1 / one.time_s) / (1 / one.time_s + 1 / other.time_s))
+                if 0 < share < count:
+                    option = self._option((a, b), [(one, share, count), (other, count - share, count)])
+                    yield _Built(option, ((self.pools[0], one), (self.pools[1], other)))
+
+    def _option(self, devices: tuple[int, ...], groups: list[tuple[Decision, int, int]]) -> StageOption:
+        return StageOption(
+            name=" + ".join(f"{d.space.pricing.kind.name}{d.space.mesh} {d.setting.remat}" for d, _, _ in groups),
+            devices=devices, groups=tuple(self._group(d, n, m) for d, n, m in groups),
+        )
+
+    def _group(self, decision: Decision, share: int, of: int) -> GroupCosts:
+        costs = [decision.costs[k] for k in decision.space.graph.classes]
+        kind = decision.space.pricing.kind
+
+        def column(pick: Callable[[object], float]) -> np.ndarray:
+            return np.array([pick(c) for c in costs])
+
+        return GroupCosts(
+            forward_s=column(lambda c: c.forward_s + c.forward_cast_s),  # type: ignore[attr-defined]
+            backward_s=column(lambda c: c.backward_s + c.backward_cast_s),  # type: ignore[attr-defined]
+            once_s=column(lambda c: c.once_s + c.update_s),  # type: ignore[attr-defined]
+            state_bytes=np.ceil(column(lambda c: c.state_bytes)),  # type: ignore[attr-defined]
+            saved_bytes=np.ceil(column(lambda c: c.saved_bytes)),  # type: ignore[attr-defined]
+            transient_bytes=np.ceil(column(lambda c: c.transient_bytes)),  # type: ignore[attr-defined]
+            memory_limit_bytes=float(kind.usable_bytes), share_numerator=share, share_denominator=of,
+        )
+
+    def _problem(
+        self, graph: ModelGraph, options: list[StageOption], count: int, schedule: ScheduleKind, stages: int
+    ) -> StageProblem:
+        number = {key: i for i, key in enumerate(graph.classes)}
+        uncut = uncut_borders(graph)
+        crossing = [
+            1e18 if border in uncut else float(sum(crossing_bytes(graph, crossing_values(graph, border))))
+            for border in range(1, len(graph.blocks))
+        ]
+        latency, rate = self._links(options)
+        return StageProblem(
+            blocks=tuple(number[b.class_key] for b in graph.blocks), devices=tuple(self.counts), options=tuple(options),
+            boundary_bytes=np.array(crossing), send_latency_s=latency, send_s_per_byte=rate, microbatches=count,
+            schedule=schedule, max_stages=stages,
+        )
+
+    def _links(self, options: list[StageOption]) -> tuple[np.ndarray, np.ndarray]:
+        """Latency and seconds a byte between stages, by the pools of their first groups."""
+        pools = [next(i for i, n in enumerate(o.devices) if n) for o in options]
+        cluster = self.request.cluster
+        cache: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+
+        def link(i: int, j: int) -> tuple[float, float]:
+            key = (pools[i], options[i].devices[pools[i]], pools[j], options[j].devices[pools[j]])
+            if key not in cache:
+                one = pool_devices(cluster, self.pools[key[0]].name)
+                other = pool_devices(cluster, self.pools[key[2]].name)
+                source, target = one[: key[1]], other[-key[3] :]
+                if set(source) & set(target):  # the whole pool: such stages never follow each other
+                    source, target = one[:1], other[-1:]
+                found = transfer_link(cluster, source, target)
+                cache[key] = (2 * found.latency_s, 1.0 / found.bandwidth_bytes_per_s)
+            return cache[key]
+
+        pairs = np.array([[link(i, j) for j in range(len(options))] for i in range(len(options))])
+        return pairs[:, :, 0], pairs[:, :, 1]
+
+    def _layout(self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int, schedule: ScheduleKind) -> Layout:
+        left = {g.name: list(pool_devices(self.request.cluster, g.name)) for g in self.pools}
+        stages = []
+        for stage in plan.stages:
+            b = built[stage.option]
+            numerators = [g.share_numerator for g in b.option.groups]
+            shares = spread_shares(numerators) if len(numerators) > 1 else (tuple(range(count)),)
+            groups = []
+            for g, (pool, decision) in enumerate(b.groups):
+                need = int(np.prod(decision.space.mesh)) if decision.space.mesh else 1
+                taken, left[pool.name] = left[pool.name][:need], left[pool.name][need:]
+                groups.append(GroupChoice(pool=pool.name, devices=tuple(taken), decision=decision, microbatches=tuple(shares[g])))
+            stages.append(StageChoice(start=stage.first, stop=stage.end, groups=tuple(groups)))
+        return Layout(graph=graph, cluster=self.request.cluster, stages=tuple(stages), schedule=schedule, microbatches=count)
 
 
-def _miss(found: Score) -> str:
-    actor, group = max(found.groups.items(), key=lambda item: item[1].missing_bytes)
-    gib = 2.0**30
-    return (f"the nearest misses device memory by {group.missing_bytes / gib:.2f} GiB in stage {actor.stage} "
-            f"({group.total_bytes / gib:.2f} GiB of {group.limit_bytes / gib:.2f} GiB)")
-
-
-def hardware_bound_s(request: Request, graph: ModelGraph) -> float:
-    """FLOPs of a step over what all devices achieve together: no plan of any space is faster, by these rates."""
-    from planner.assemble import main_dtype
-
-    dtype = main_dtype(graph)
-    rate = 0.0
-    for device in request.cluster.devices:
-        kind = request.facts[device.kind.name].kind
-        rate += peak_flops_per_s(dtype, kind, is_matmul=True).value * kind.matmul_efficiency / device.slowdown
-    return graph.step_flops * (request.global_batch / graph.microbatch) / rate
-
-
-def _certificate(request: Request, best: Score, candidates: Candidates) -> Certificate:
-    hardware = hardware_bound_s(request, best.layout.graph)
-    return Certificate(
-        lower_bound_s=hardware, gap=1 - hardware / best.time_s, hardware_bound_s=hardware, hardware_gap=1 - hardware / best.time_s,
-        space=("microbatch sizes " + ", ".join(map(str, request.sizes)),), status="feasible", limit_fired=candidates.limit_fired,
-    )
-
-
-__all__ = ["PlanError", "Request", "SearchResult", "microbatch_sizes", "search"]
+__all__ = ["Request", "SearchResult", "microbatch_sizes", "search"]

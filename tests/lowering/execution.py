@@ -11,7 +11,7 @@ from planner.assemble import assemble_plan, model_record
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
-from planner.lowering.compile import compile_plan
+from planner.lowering.compile import Trainer, compile_plan
 from planner.lowering.reference import reference
 from planner.models import example_batch, init_params, init_state
 from planner.planfile.codec import decode, encode
@@ -54,15 +54,25 @@ def pins(*stages: tuple[GroupPin, ...]) -> tuple[StagePin, ...]:
     return tuple(StagePin(groups=groups) for groups in stages)
 
 
+@dataclasses.dataclass(kw_only=True)
+class ChosenRemat(Candidates):
+    """Candidates whose remat a test fixes (None: as the search likes)."""
+
+    remat: str | None = None
+
+    def both(self, *args, **kwargs):
+        return tuple(d for d in super().both(*args, **kwargs) if self.remat in (None, d.setting.remat))
+
+
 def executed_plan(
     task: TrainingTask, stages: tuple[StagePin, ...], cluster: Cluster, *, microbatch: int, microbatches: int,
-    schedule: str = "1f1b", restrict=None,
+    schedule: str = "1f1b", restrict=None, remat: str | None = None,
 ) -> Plan:
     """The pinned plan, through the file format and back."""
     captured = capture(task, microbatch)
     graph = model_graph(captured)
     facts = {g.device.name: Facts(g.device) for g in cluster.groups}
-    candidates = Candidates(cluster=cluster, graph_of=lambda size: graph, facts=facts, restrict=restrict)
+    candidates = ChosenRemat(cluster=cluster, graph_of=lambda size: graph, facts=facts, restrict=restrict, remat=remat)
     score: Score = pinned_layout(candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule)
     assert score.feasible
     certificate = Certificate(
@@ -81,8 +91,8 @@ def gentle(task: TrainingTask, clip: bool = True) -> TrainingTask:
     return dataclasses.replace(task, optimizer=optax.chain(*steps, optax.sgd(0.1, momentum=0.9)))
 
 
-def assert_equals_one_device(task: TrainingTask, plan: Plan, *, steps: int = 2, rtol: float = 1e-4) -> None:
-    """Loss, parameters and carried state after some steps equal one device's with the same microbatches."""
+def assert_equals_one_device(task: TrainingTask, plan: Plan, *, steps: int = 2, rtol: float = 1e-4) -> Trainer:
+    """Loss, parameters, carried state and aux after some steps equal one device's with the same microbatches."""
     params, batch = init_params(task, seed=0), example_batch(task, plan.global_batch, seed=1)
     state = init_state(task) if task.state is not None else None
     extra = {"rng": jax.random.key(3)} if task.rng else {}
@@ -92,13 +102,34 @@ def assert_equals_one_device(task: TrainingTask, plan: Plan, *, steps: int = 2, 
         a, expected = one.step(a, batch, **extra)
         b, got = many.step(b, batch, **extra)
         np.testing.assert_allclose(got["loss"], expected["loss"], rtol=rtol)
-    compare(one.params(a), many.params(b), rtol)
+        if task.has_aux:
+            compare(expected["aux"], got["aux"], rtol)
+    compare_updates(params, one.params(a), many.params(b), rtol)
     if task.state is not None:
         compare(one.state(a), many.state(b), rtol)
+    return many
+
+
+def numbers(leaf) -> np.ndarray:
+    return np.asarray(leaf, np.float64)
 
 
 def compare(expected, got, rtol: float) -> None:
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True):
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-        # Relative to the leaf's size: single elements may be rounding noise (a key bias has no gradient at all).
-        np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol * max(np.abs(x).max(), 1e-2), err_msg=jax.tree_util.keystr(path))
+        x, y = numbers(x), numbers(y)
+        np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol * np.abs(x).max(initial=1e-2), err_msg=jax.tree_util.keystr(path))
+
+
+def compare_updates(start, expected, got, rtol: float) -> None:
+    """Compares what training changed: an update is so much smaller than its parameter that a wrong one would pass.
+
+    Relative to the largest change of the leaf. Some leaves have no gradient by mathematics (a key bias before a
+    softmax) and hold rounding noise: a tenth of the tolerance is relative to the largest change of all.
+    """
+    leaves = [(p, numbers(s), numbers(x)) for (p, s), x in zip(jax.tree_util.tree_leaves_with_path(start), jax.tree.leaves(expected), strict=True)]
+    largest = max(np.abs(x - s).max(initial=0.0) for _, s, x in leaves)
+    assert largest > 1e-4, "nothing was trained"
+    for (path, before, x), y in zip(leaves, jax.tree.leaves(got), strict=True):
+        rounding = 4 * np.finfo(np.float32).eps * np.abs(x).max(initial=0.0)
+        atol = rtol * (10 * np.abs(x - before).max(initial=0.0) + largest) + rounding
+        np.testing.assert_allclose(numbers(y) - before, x - before, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))

@@ -48,6 +48,10 @@ def with_op(**fields: Any) -> bytes:
     return edited(ops={"tanh": {"forward_s": 1e-3, **fields}})
 
 
+def with_line(**fields: Any) -> bytes:
+    return edited(collective_lines=[{"stride": 1, "fixed_s": 0, "s_per_byte": 0, **fields}])
+
+
 GOOD = encode_profile(small_profile())
 
 
@@ -70,12 +74,9 @@ GOOD = encode_profile(small_profile())
         (GOOD.replace(b"0.0002", b"1e999", 1), "MP30", "test"),
         (edited(devices=0), "MP305", "devices"),
         (edited(rates={"matmul_flops_per_s": {"float31": {"value": 1e9}}}), "MP305", "float31"),
-        (edited(collective_lines=[{"kind": "gossip", "size": 2, "stride": 1, "fixed_s": 0, "s_per_byte": 0}]), "MP304", ""),
-        (
-            edited(collective_lines=[{"kind": "permute", "size": 1, "stride": 1, "fixed_s": 0, "s_per_byte": 0}]),
-            "MP305",
-            "collective_lines[0].size",
-        ),
+        (with_line(kind="gossip", size=2), "MP304", "collective_lines"),
+        (with_line(kind="permute", size=1), "MP305", "collective_lines[0].size"),
+        (with_line(kind="permute", size=2, s_per_byte=-1e-9), "MP305", "collective_lines[0].s_per_byte"),
     ],
 )
 def test_a_bad_document_is_refused_with_its_place(data: bytes, code: str, words: str) -> None:
@@ -87,7 +88,7 @@ def test_a_bad_document_is_refused_with_its_place(data: bytes, code: str, words:
 
 def test_impossible_numbers_are_not_written(tmp_path: Path) -> None:
     sample = MatmulSample(dtype="float32", shape=(1, 1, 1), time_s=math.nan)
-    with pytest.raises(ProfileError, match="MP305.*matmuls"):
+    with pytest.raises(ProfileError, match=r"MP305.*matmuls"):
         write_profile(tmp_path / "a.profile.json", small_profile(matmuls=(sample,)))
     assert list(tmp_path.iterdir()) == []
 
@@ -97,7 +98,7 @@ def test_places_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None
         read_profile(tmp_path / "none.json")
     with pytest.raises(ProfileError, match="MP300"):
         read_profile(tmp_path)
-    with pytest.raises(ProfileError, match="MP300.*absent"):
+    with pytest.raises(ProfileError, match=r"MP300.*absent"):
         write_profile(tmp_path / "absent" / "a.profile.json", small_profile())
 
 

@@ -89,7 +89,7 @@ def test_devices_that_are_not_there_are_refused(count: int) -> None:
 
 
 def test_the_loop_neither_drops_nor_shares_the_repeated_op(loop: DeviceLoop) -> None:
-    """Sixteen times the work takes longer: nothing is hoisted out of the loop or thinned to the part that is looked at."""
+    """More work takes longer: nothing is hoisted out of the loop, or thinned to the part that is looked at."""
     product = [loop.time(lambda a, b: a @ b, [Input((n, n), "float32")] * 2, 0.05).time_s for n in (64, 256)]
     assert product[1] > 4 * product[0]
     add = [loop.time(lambda a, b: a + b, [Input((n,), "float32")] * 2, 0.05).time_s for n in (1 << 16, 1 << 20)]
@@ -97,7 +97,7 @@ def test_the_loop_neither_drops_nor_shares_the_repeated_op(loop: DeviceLoop) -> 
 
 
 def test_what_does_not_fit_is_refused_before_it_is_made(loop: DeviceLoop) -> None:
-    with pytest.raises(MeasurementError, match="of 1.00 GiB"):
+    with pytest.raises(MeasurementError, match=r"of 1\.00 GiB"):
         loop.time(lambda a: a, [Input((1 << 30,), "float32")], 0.05)
 
 
@@ -116,7 +116,7 @@ def test_any_number_of_devices_has_groupings() -> None:
     assert jobs[0][:2] == ("all_reduce", (3, 1)) and len(jobs) == len(set(jobs)) == 20
 
 
-@pytest.mark.parametrize("name", ["gpt-dropout", "moe-capacity", "wide_resnet", "t5"])
+@pytest.mark.parametrize("name", ["gpt-dropout", "moe-capacity", "wide_resnet"])
 def test_every_op_of_a_model_exports_and_computes_what_it_computes(name: str) -> None:
     captured = capture(TINY[name](), 4)
     programs = op_programs(captured, most=1000, smallest_bytes=0)

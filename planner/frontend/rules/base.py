@@ -25,6 +25,7 @@ from jax import lax
 from costmodel.graph import Dims, Factor, Op, Work
 from costmodel.sharding import REPLICATED, Strategy, local_shape, operand_spec, result_spec
 from planner.frontend import jax_compat as jc
+from planner.frontend.canonical import describe_param
 from planner.frontend.flat import Constant, Equation
 
 Residual = int  # i >= 0: operand i; ~j (negative): result j
@@ -38,7 +39,8 @@ class Factorisation:
         in_dims, out_dims: per operand and result, the factor indices of each dim, major to minor; () for size-1 dims.
         linear: operand sets in which the op is jointly linear (see `costmodel.graph.Op`).
         residuals: per operand, what its cotangent rule reads: operand i as ``i``, result j as ``~j``.
-        flops: forward floating point operations.
+        flops: forward floating point operations; backward_flops: of the whole backward pass, None where that is
+            `flops` for each operand that needs a gradient.
         fuses: the compiler fuses it with its neighbours.
     """
 
@@ -48,6 +50,7 @@ class Factorisation:
     linear: tuple[tuple[int, ...], ...] = ()
     residuals: tuple[tuple[Residual, ...], ...] = ()
     flops: float = 0.0
+    backward_flops: float | None = None
     work: Work = "elementwise"
     fuses: bool = True
 
@@ -96,6 +99,10 @@ class Rule:
 
     def factorise(self, eqn: Equation) -> Factorisation:
         raise NotImplementedError
+
+    def describe(self, eqn: Equation) -> str:
+        """Text of what the equation does beside its operands; equal text means equal computation."""
+        return describe_param(eqn.params)
 
     def local_params(self, eqn: Equation, place: Placement) -> dict[str, Any]:
         """The equation's parameters, with global shapes replaced by one device's."""

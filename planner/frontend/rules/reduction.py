@@ -46,8 +46,12 @@ class Reduction(Rule):
         self.linear = ((0,),) if linear else ()
         self.residuals = (residuals,)
 
+    def axes(self, eqn: Equation) -> tuple[int, ...]:
+        """Dims that are reduced."""
+        return tuple(eqn.params["axes"])
+
     def factorise(self, eqn: Equation) -> Factorisation:
-        factors, source, result = reduced_dims(eqn, tuple(eqn.params["axes"]), self.combine, self.fixed)
+        factors, source, result = reduced_dims(eqn, self.axes(eqn), self.combine, self.fixed)
         return Factorisation(
             factors=factors.done(),
             in_dims=(source,),
@@ -109,6 +113,13 @@ class BitReduction(Reduction):
         return Reduction("none", fixed="no collective joins the bits of integers").factorise(eqn)
 
 
+class WholeReduction(Reduction):
+    """All dims are reduced to one number."""
+
+    def axes(self, eqn: Equation) -> tuple[int, ...]:
+        return tuple(range(len(eqn.in_shapes[0])))
+
+
 NO_PRODUCT = "no collective multiplies"
 WINNER = "the index of the winner would need a second exchange"
 
@@ -118,6 +129,10 @@ register("reduce_min")(Reduction("max", residuals=(0, ~0), across=_smallest))
 register("reduce_prod")(Reduction("none", fixed=NO_PRODUCT, residuals=(0,)))
 register("reduce_or")(BitReduction("max", across=_any))
 register("reduce_and")(BitReduction("max", across=_all))
+# Equinox's questions to a whole batch: whether any example still runs, how far the furthest is.
+register("unvmap_any")(WholeReduction("max", across=_any))
+register("unvmap_all")(WholeReduction("max", across=_all))
+register("unvmap_max")(WholeReduction("max", across=_largest))
 register("reduce_xor")(Reduction("none", fixed="no collective joins bits by exclusive or"))
 register("argmax", "argmin")(Reduction("none", fixed=WINNER))
 

@@ -1,0 +1,251 @@
+"""Functions with custom derivatives: what the user wrote is kept, and runs on shards.
+
+The function and its derivative are captured, and a split must go through both alike: the cotangent of every operand
+comes out as the operand's spec demands. Where the user's derivative cannot be traced the equation runs as it is, whole.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from costmodel.sharding import PARTIAL, VARYING
+from planner.frontend import jax_compat as jc
+from planner.frontend.flat import Equation
+from planner.frontend.joint import Classes, Joined, Obstacle, spread
+from planner.frontend.rules.base import Placement, register
+from planner.frontend.rules.factors import is_inexact
+from planner.frontend.rules.region import (
+    NUMBER,
+    TWICE,
+    Inner,
+    Region,
+    Solution,
+    State,
+    dims_of_results,
+    dims_of_values,
+    input_states,
+    join_dims,
+    join_results,
+    load,
+    on_first,
+    output_states,
+    total_backward_flops,
+    total_flops,
+)
+
+# The cotangent of a pending sum is equal everywhere, that of a value that is equal everywhere is a pending sum.
+COTANGENT = {PARTIAL: VARYING, VARYING: PARTIAL}
+
+
+def cotangent(state: State) -> State:
+    return COTANGENT.get(state, state)
+
+
+class Custom(Region):
+    """Base: the function itself, and what its derivative adds."""
+
+    def call(self, eqn: Equation, classes: Classes) -> Joined:
+        return load(eqn.params["call_jaxpr"], "p:", classes, self.moving(eqn))
+
+    def static(self, eqn: Equation) -> dict[str, Any]:
+        return {"consts": eqn.params["num_consts"], "moving": self.moving(eqn)}
+
+    def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
+        """The programs of the derivative, their dims joined with those of the function."""
+        raise NotImplementedError
+
+    def build(self, eqn: Equation) -> Inner:
+        classes = Classes()
+        call = self.call(eqn, classes)
+        for i, o in enumerate(call.program.outputs):
+            join_results(classes, eqn, i, o)
+        inner = Inner({"call": call}, classes, flops=total_flops(call))
+        inner.operand_dims, inner.result_dims = dims_of_values(call.program.inputs), dims_of_results(eqn)
+        if not any(self.moving(eqn)):
+            return inner
+        try:
+            inner.programs |= self.derivative(eqn, classes, call)
+        except Exception as error:  # the user's code runs here
+            inner.whole = f"tracing the custom derivative failed: {type(error).__name__}: {str(error).splitlines()[:1]}"
+            whole: list[list[object]] = [[None] * len(shape) for shape in eqn.in_shapes]
+            inner.operand_dims, inner.result_dims = whole, [[None] * len(shape) for shape in eqn.out_shapes]
+            inner.backward_flops = total_backward_flops(call)
+            return inner
+        inner.backward_flops = sum(total_flops(j) for name, j in inner.programs.items() if name != "call")
+        return inner
+
+    def _follow(self, eqn: Equation, joined: Joined, root: object) -> tuple[dict[str, State], Any] | Obstacle:
+        states = input_states(joined, root, joined.program.inputs)
+        if states is None:
+            return Obstacle(eqn, TWICE)
+        got = spread(joined, root, states, allow_max=NUMBER)
+        return got if isinstance(got, Obstacle) else (states, got)
+
+
+@register("custom_jvp_call")
+class CustomJvp(Custom):
+    """Keeps the user's jvp rule: function and tangent program must split alike."""
+
+    def _zeros(self, eqn: Equation) -> tuple[bool, ...]:
+        return tuple(not m for m in self.moving(eqn)[eqn.params["num_consts"] :])
+
+    def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
+        zeros = self._zeros(eqn)
+        rule, out_zeros = jc.custom_jvp_jaxpr(eqn.params, zeros)
+        eqn.memo["out zeros"] = out_zeros
+        primals = call.program.inputs[eqn.params["num_consts"] :]
+        count = sum(not z for z in zeros)
+        tangent = load(rule, "t:", classes, (*(False,) * len(zeros), *(True,) * count))
+        moving = [v for v, z in zip(primals, zeros, strict=True) if not z]
+        for a, b in zip((*primals, *moving), tangent.program.inputs, strict=True):
+            join_dims(classes, a, b)
+        outs = tangent.program.outputs
+        for i in range(len(eqn.outputs)):
+            join_results(classes, eqn, i, outs[i])
+        moved = [i for i, z in enumerate(out_zeros) if not z]
+        for i, o in zip(moved, outs[len(eqn.outputs) :], strict=True):
+            join_results(classes, eqn, i, o)
+        return {"tangent": tangent}
+
+    def solve(self, eqn: Equation, inner: Inner, root: object) -> Solution | Obstacle:
+        found = self._follow(eqn, inner.programs["call"], root)
+        if isinstance(found, Obstacle):
+            return found
+        states, got = found
+        operands = [states[v.name] for v in inner.programs["call"].program.inputs]
+        results = output_states(inner.programs["call"], got)
+        if "tangent" not in inner.programs:
+            return Solution(operands, results, {"call": got})
+        rate = self._follow(eqn, inner.programs["tangent"], root)
+        if isinstance(rate, Obstacle):
+            return rate
+        expected = [*results, *[r for r, z in zip(results, eqn.memo["out zeros"], strict=True) if not z]]
+        if output_states(inner.programs["tangent"], rate[1]) != expected:
+            return Obstacle(eqn, "the custom derivative splits differently than the function")
+        return Solution(operands, results, {"call": got, "tangent": rate[1]})
+
+    def run(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
+        call = self.runner(eqn, place, "call")
+        if "tangent" not in self.inner(eqn).programs:
+            return call(*args)
+        tangent, consts = self.runner(eqn, place, "tangent"), eqn.params["num_consts"]
+        zeros, out_zeros = self._zeros(eqn), eqn.memo["out zeros"]
+        function = jax.custom_jvp(lambda *args: call(*args))
+
+        @function.defjvp
+        def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+            rates = [jc.to_varying(t, place.split_axes()) for t, z in zip(tangents[consts:], zeros, strict=True) if not z]
+            outs = tangent(*primals[consts:], *rates)
+            results, moved = outs[: len(out_zeros)], iter(outs[len(out_zeros) :])
+            return results, [jc.zero_tangent(r) if z else next(moved) for r, z in zip(results, out_zeros, strict=True)]
+
+        return function(*args)
+
+
+@register("custom_vjp_call")
+class CustomVjp(Custom):
+    """Keeps the user's backward function."""
+
+    def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
+        consts, results = eqn.params["num_consts"], len(eqn.outputs)
+        moving = self.moving(eqn)[consts:]
+        closed, residuals = jc.custom_vjp_forward(eqn.params, moving)
+        forward = load(closed, "f:", classes, (False,) * len(moving))
+        floats = [is_inexact(v) for v in eqn.outputs]
+        kept: list[int] = []  # operands that the user's backward gives a cotangent
+
+        def back(*given: Any) -> list[Any]:
+            arriving = iter(given[residuals:])
+            full = [next(arriving) if f else _no_cotangent(v.shape) for f, v in zip(floats, eqn.outputs, strict=True)]
+            found = jc.custom_vjp_backward(eqn.params)(*given[:residuals], *full)
+            kept[:] = [i for i, ct in enumerate(found) if moving[i] and not jc.is_zero(ct)]
+            return [found[i] for i in kept]
+
+        outs = forward.program.outputs
+        sources = [*outs[:residuals], *(v for v, f in zip(eqn.outputs, floats, strict=True) if f)]
+        traced = jax.make_jaxpr(back)(*(jax.ShapeDtypeStruct(o.shape, o.aval.dtype) for o in sources))
+        backward = load(traced, "r:", classes, (False,) * len(sources))
+        eqn.memo["kept"] = tuple(kept)
+        for a, b in zip(call.program.inputs[consts:], forward.program.inputs, strict=True):
+            join_dims(classes, a, b)
+        for a, b in zip(outs[:residuals], backward.program.inputs, strict=False):
+            join_dims(classes, a, b)
+        arriving = iter(backward.program.inputs[residuals:])
+        for i in range(results):
+            join_results(classes, eqn, i, outs[residuals + i], *([next(arriving)] if floats[i] else []))
+        for i, b in zip(kept, backward.program.outputs, strict=True):
+            join_dims(classes, call.program.inputs[consts + i], b)
+        return {"forward": forward, "backward": backward}
+
+    def solve(self, eqn: Equation, inner: Inner, root: object) -> Solution | Obstacle:
+        call = inner.programs["call"]
+        found = self._follow(eqn, call, root)
+        if isinstance(found, Obstacle):
+            return found
+        states, got = found
+        operands = [states[v.name] for v in call.program.inputs]
+        results = output_states(call, got)
+        if "forward" not in inner.programs:
+            return Solution(operands, results, {"call": got})
+        forward, backward = inner.programs["forward"], inner.programs["backward"]
+        ahead = self._follow(eqn, forward, root)
+        if isinstance(ahead, Obstacle):
+            return ahead
+        outs = output_states(forward, ahead[1])
+        residuals = len(outs) - len(results)
+        if outs[residuals:] != results:
+            return Obstacle(eqn, "the custom forward splits differently than the function")
+        if PARTIAL in outs[:residuals]:
+            return Obstacle(eqn, "the custom forward keeps a pending sum for its backward")
+        arriving = [cotangent(r) for r, v in zip(results, eqn.outputs, strict=True) if is_inexact(v)]
+        into = {v.name: s for v, s in zip(backward.program.inputs, [*outs[:residuals], *arriving], strict=True)}
+        back = spread(backward, root, into, allow_max=NUMBER)
+        if isinstance(back, Obstacle):
+            return back
+        consts = eqn.params["num_consts"]
+        expected = [cotangent(operands[consts + i]) for i in eqn.memo["kept"]]
+        if output_states(backward, back) != expected:
+            return Obstacle(eqn, "the custom backward leaves a cotangent split differently than its operand")
+        return Solution(operands, results, {"call": got, "forward": ahead[1], "backward": back})
+
+    def _linear(self, eqn: Equation) -> bool:
+        """Whether the user's backward is linear in the cotangents, so that it may be given summands of them."""
+        backward = self.inner(eqn).programs["backward"]
+        count = sum(map(is_inexact, eqn.outputs))
+        arriving = backward.program.inputs[len(backward.program.inputs) - count :]
+        found = spread(backward, object(), {v.name: PARTIAL for v in arriving})
+        return not isinstance(found, Obstacle) and all(s == PARTIAL for s in output_states(backward, found))
+
+    def run(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
+        call = self.runner(eqn, place, "call")
+        if "forward" not in self.inner(eqn).programs:
+            return call(*args)
+        forward, backward = self.runner(eqn, place, "forward"), self.runner(eqn, place, "backward")
+        consts, results, kept = eqn.params["num_consts"], len(eqn.outputs), eqn.memo["kept"]
+        floats = [is_inexact(v) for v in eqn.outputs]
+        equal = [a for a, code in zip(place.axis_names, place.strategy, strict=True) if code == VARYING]
+        settled = equal if equal and not self._linear(eqn) else []
+        function = jax.custom_vjp(lambda *args: call(*args))
+
+        def ahead(*args: Any) -> tuple[list[Any], list[Any]]:
+            outs = forward(*args[consts:])
+            return outs[len(outs) - results :], outs[: len(outs) - results]
+
+        def back(residuals: list[Any], cotangents: list[Any]) -> tuple[Any, ...]:
+            arriving = [ct for ct, f in zip(cotangents, floats, strict=True) if f]
+            if settled:  # a backward that is not linear needs the whole cotangent, and gives its result once
+                arriving = [lax.psum(ct, tuple(settled)) for ct in arriving]
+            found = backward(*residuals, *arriving)
+            grads = dict(zip(kept, (on_first(g, settled) for g in found), strict=True))
+            return (*(None,) * consts, *(grads.get(i) for i in range(len(args) - consts)))
+
+        function.defvjp(ahead, back)
+        return function(*args)
+
+
+def _no_cotangent(shape: tuple[int, ...]) -> Any:
+    """What JAX passes for a result that has no cotangent."""
+    return np.zeros(shape, jax.dtypes.float0)
+

@@ -1,0 +1,86 @@
+"""Why nothing fits: the plan that comes nearest, what its worst stage holds, and the smallest change that would do."""
+
+from typing import TYPE_CHECKING
+
+from costmodel.errors import InfeasibleError
+from costmodel.units import format_bytes
+from planner.search.candidates import Candidates, meshes, pool_devices
+from planner.search.layout import GroupChoice, Layout, StageChoice, held_parameters
+from planner.search.score import GroupScore, Score, score
+from planner.space.decision import Decision
+from planner.space.model_space import Setting
+from planner.space.parameters import state_bytes
+
+if TYPE_CHECKING:
+    from planner.search.joint import Request
+
+
+def explain_miss(request: "Request", missed: list[Score], candidates: Candidates) -> InfeasibleError:
+    """The error for a request that nothing satisfies."""
+    nearest = min(missed, key=lambda s: s.missing_bytes, default=None) or _least_memory(request, candidates)
+    if nearest is None:
+        return InfeasibleError("MP202", "no way to split this model over these devices exists, memory aside",
+                               "loosen the pins, or allow other stage counts")
+    actor, group = max(nearest.groups.items(), key=lambda item: item[1].missing_bytes)
+    stage = nearest.layout.stages[actor.stage]
+    blocks = nearest.layout.graph.blocks[stage.start : stage.stop]
+    devices = stage.groups[actor.group].devices
+    message = (
+        f"no plan fits: the nearest needs {format_bytes(group.total_bytes)} on each of {len(devices)} x {devices[0].kind.name}, "
+        f"{format_bytes(group.missing_bytes)} more than its {format_bytes(group.limit_bytes)}, in stage {actor.stage} "
+        f"({blocks[0].name} to {blocks[-1].name}): {_items(group)}; largest tensors: {_tensors(nearest, actor.stage, actor.group)}"
+    )
+    factor = group.total_bytes / group.limit_bytes
+    hint = (
+        f"what would fit: about {factor:.2f} times the devices, devices with {format_bytes(group.total_bytes)}, "
+        f"or a shorter sequence; the microbatch is at {nearest.layout.graph.microbatch} of {request.global_batch} examples"
+    )
+    return InfeasibleError("MP201", message, hint)
+
+
+def _items(group: GroupScore) -> str:
+    cost = group.cost
+    items = {
+        "parameters": cost.parameter_bytes, "gradients": cost.gradient_bytes, "optimizer state": cost.optimizer_bytes,
+        f"activations of {group.in_flight} microbatches": group.in_flight * cost.saved_bytes,
+        "transients": cost.transient_bytes, "buffers": group.buffers_bytes, "runtime reserve": float(group.reserve_bytes),
+    }
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in items.items() if size)
+
+
+def _tensors(nearest: Score, stage: int, group: int) -> str:
+    """The three largest parameters of a stage, with all that belongs to them."""
+    choice = nearest.layout.stages[stage]
+    decision, graph = choice.groups[group].decision, nearest.layout.graph
+    sizes = {}
+    for name, items in held_parameters(graph, choice.start, choice.stop).items():
+        facts = graph.params[name]
+        elements = facts.elements if items is None else facts.elements // facts.shape[0] * (items[1] - items[0])
+        sizes[name] = sum(state_bytes(facts, elements, decision.storage[name], decision.space.mesh))
+    largest = sorted(sizes, key=lambda n: (-sizes[n], n))[:3]
+    return ", ".join(f"{n} {format_bytes(sizes[n])}" for n in largest)
+
+
+def _least_memory(request: "Request", candidates: Candidates) -> Score | None:
+    """The one-stage plan of the largest pool that needs least memory, at the smallest microbatch."""
+    size = request.sizes[-1]
+    count = request.global_batch // size
+    best: Score | None = None
+    for pool in request.cluster.groups:
+        devices = pool_devices(request.cluster, pool.name)
+        for mesh in meshes(len(devices), pool.devices_per_node) if devices else ():
+            decision: Decision | None = candidates.nearest(
+                pool, mesh, size, Setting(microbatches=count, stages=1, in_flight=1, remat="full")
+            )
+            if decision is None:
+                continue
+            graph = request.graph_of(size)
+            group = GroupChoice(pool=pool.name, devices=devices, decision=decision, microbatches=tuple(range(count)))
+            layout = Layout(
+                graph=graph, cluster=request.cluster, schedule="1f1b", microbatches=count,
+                stages=(StageChoice(start=0, stop=len(graph.blocks), groups=(group,)),),
+            )
+            found = score(layout)
+            if best is None or found.missing_bytes < best.missing_bytes:
+                best = found
+    return best
