@@ -10,6 +10,7 @@ from cli.fake_devices import request_cpu_devices
 from cli.options import json_option, model_option
 from cli.output import note
 from costmodel.errors import InputError, MismatchError
+from costmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from costmodel.cluster import Cluster
@@ -47,9 +48,9 @@ def command(
     target = planner.load_cluster(cluster) if cluster is not None else None
     if target is not None:
         _require_valid(plan, target)
-    fake = _prepare_devices(plan, target, fake_devices)
+    shared = _prepare_devices(plan, target, fake_devices)
     task = _task(plan, model)
-    comparable = _check_devices(plan) and not fake
+    comparable = _check_devices(plan) and (plan.profile is not None or not shared)
     from cli.steps import compare_runs, run_steps, step_time_text
 
     say = note if as_json else click.echo
@@ -61,6 +62,9 @@ def command(
         reference = run_steps(planner.reference(task, plan), task, plan, steps, seed, say)
         comparison = compare_runs(ours, reference)
         document["comparison"] = comparison.to_plain()
+        if reference.steady_s is not None and ours.steady_s is not None:
+            one, all_of_them = format_seconds(reference.steady_s), format_seconds(ours.steady_s)
+            say(f"one device takes {one} a step, the plan's {device_count(plan)} take {all_of_them}")
         say(comparison.text)
         if as_json:
             click.echo(json.dumps(document, indent=1))
@@ -76,16 +80,15 @@ def device_count(plan: "Plan") -> int:
 
 
 def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> bool:
-    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether it did."""
+    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether they do."""
     needed = device_count(plan)
-    if fake_devices is not None:
-        if request_cpu_devices(fake_devices, only=True):
-            note(f"{fake_devices} CPU devices that share this machine are used; their times predict nothing")
-        return True
-    if needed > 1 and _only_cpu(plan, cluster) and request_cpu_devices(needed, only=True):
-        note(f"the plan is for {needed} CPU devices: they share this machine, so their times are not its prediction's")
-        return True
-    return False
+    if fake_devices is None and not (needed > 1 and _only_cpu(plan, cluster)):
+        return False
+    count = needed if fake_devices is None else fake_devices
+    if request_cpu_devices(count, only=True):
+        known = "as they did for the profile" if plan.profile else "and no profile says what each has of it"
+        note(f"{count} CPU devices share this machine, {known}")
+    return True
 
 
 def _only_cpu(plan: "Plan", cluster: "Cluster | None") -> bool:

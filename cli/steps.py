@@ -111,7 +111,7 @@ def step_time_text(run: Run, plan: Plan, comparable: bool) -> str:
         return f"{text}; run two steps or more to measure it without compilation"
     text += f", measured {format_seconds(run.steady_s)} (median of {len(run.times_s) - 1})"
     if not comparable:
-        return f"{text}, on other devices than planned for"
+        return f"{text}, on devices of which the plan's figures say nothing"
     return f"{text}: measured / predicted {run.steady_s / predicted_s:.2f}"
 
 

@@ -17,6 +17,7 @@ from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import describe_array, describe_param
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value
 from planner.frontend.ops import op_from_equation, rule_for
+from planner.frontend.rules.region import join_program
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +92,9 @@ def make_class(
         v.name: Tensor(v.name, v.shape, str(v.aval.dtype), jc.itemsize(v.aval.dtype), role_of.get(v.name, "const" if v in held else "activation"), v.name in grads)
         for v in renamed.values()
     }
-    ops = {e.name: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in grads) for e in body}
     program = Program(tuple(renamed[v] for v in inputs), tuple(body), tuple(operand(o) for o in outputs), held)
+    joined = join_program(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in grads))
+    program, ops = joined.program, dict(joined.ops)
     cache[key] = BlockClass(key, program, ops, tensors)
     return cache[key]
 

@@ -15,6 +15,9 @@ from planner.frontend import jax_compat as jc
 
 CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
 INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_lin", "remat2", "remat", "checkpoint"}
+# Primitives of packages that are functions of other primitives, and whose derivative is that of the function (Equinox's
+# writes into the buffers of its loops). Users may add theirs.
+COMPOSITES = {"vprim", "select_if_vmap"}
 REGIONS = frozenset({"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"})  # equations that hold programs
 
 
@@ -65,6 +68,7 @@ class Equation:
         scopes: the remat regions around it, outermost first.
         moving: of an equation that holds programs: which operands depend on what the loss is differentiated by; None
             where nobody has said, which counts as all floats.
+        together: of such an equation: sets of places (``in`` or ``out``, position, dim) that split together where it stands.
         memo: what rules have found out about it. Renamed copies (`dataclasses.replace`) share it.
     """
 
@@ -76,6 +80,7 @@ class Equation:
     source: str
     scopes: tuple[Scope, ...] = ()
     moving: tuple[bool, ...] | None = None
+    together: tuple[tuple[tuple[str, int, int], ...], ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -123,8 +128,8 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             args = [read(atom) for atom in eqn.invars]
             name = eqn.primitive.name
-            if name in self.inlined:
-                inner = jc.as_closed(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
+            if name in self.inlined or name in COMPOSITES:
+                inner = jc.implementation(eqn) if name in COMPOSITES else jc.inner_jaxpr(eqn)
                 around = scopes
                 if name in ("remat2", "remat", "checkpoint"):
                     around = (*scopes, Scope(next(self.scopes), eqn.params["policy"], eqn.params["prevent_cse"]))

@@ -51,6 +51,17 @@ def as_closed(jaxpr: Any) -> Any:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def inner_jaxpr(eqn: Any) -> Any:
+    """The closed jaxpr that a call equation runs."""
+    return as_closed(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
+
+
+def implementation(eqn: Any) -> Any:
+    """The closed jaxpr of what a primitive's own implementation does."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*avals)
+
+
 def custom_jvp_jaxpr(params: dict[str, Any], zeros: tuple[bool, ...]) -> tuple[Any, tuple[bool, ...]]:
     """The user's jvp rule as a closed jaxpr of (primals, nonzero tangents) -> (results, nonzero tangents of results).
 

@@ -66,8 +66,11 @@ class OneStageTrainer:
             state: the carried state's initial pytree, where the task has one.
         """
         placed = self.feed.named_params(params)
-        arrays = {n: jax.device_put(placed[n], self._sharding(spec)) for n, spec in self.param_specs.items()}
-        carried = {n: jax.device_put(x, self._sharding(PartitionSpec())) for n, x in self.feed.named_state(state).items()}
+        # The step donates what it is given: the user's own arrays must not share its memory.
+        arrays = {n: jax.device_put(placed[n], self._sharding(spec), may_alias=False) for n, spec in self.param_specs.items()}
+        carried = {
+            n: jax.device_put(x, self._sharding(PartitionSpec()), may_alias=False) for n, x in self.feed.named_state(state).items()
+        }
         make = jax.shard_map(self._init_local, mesh=self.placement.mesh, in_specs=(self.param_specs,), out_specs=self.state_specs)
         unused = {n: x for n, x in placed.items() if n not in arrays}
         return TrainState(params=({**arrays},), optimizer=jax.jit(make)(arrays), carried=carried, unused=unused)

@@ -1,14 +1,13 @@
 """The certificate of a plan: a bound for the declared space, a bound for any space, and what the space is.
 
 * B1  hardware: FLOPs of a step over what all devices achieve together.
-* B2  space: whatever the stages, every block runs somewhere. Let ``w(c, g, n)`` be the least device-seconds a step of a
-  block of class c on a stage of n devices of group g, memory aside and everything recomputed only where wanted: n times
-  the free optimum of that mesh. The devices together give ``N`` device-seconds a second, so
-  step >= sum over blocks of min over options of w / N, with each option's device-seconds counted in shares of all.
-
-B2 holds for the meshes and microbatch sizes that the search solved; where it lies below B1, B1 counts.
+* B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on one
+  stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together run at
+  best at the sum of their rates, whatever blocks each takes: step >= 1 / sum over g of max over n of N_g / (n T(g, n)).
+  The bound is the least over the microbatch sizes and stage counts that were solved.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from costmodel.compute import peak_flops_per_s
@@ -33,25 +32,22 @@ def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
 
 
 def space_bound_s(request: "Request", candidates: Candidates) -> float:
-    """B2 in seconds.
-
-    A step of the whole model on one stage of n devices takes at least that mesh's free optimum T(g, n). A cluster of
-    ``N_g / n`` such stages a group can at best run at the sum of their rates, whatever blocks each takes.
-    """
-    fastest: dict[tuple[str, int], float] = {}
-    for key, solution in candidates.free_solutions():
-        pool, devices = key
-        fastest[pool, devices] = min(fastest.get((pool, devices), float("inf")), solution)
+    """B2 in seconds; 0 where nothing was solved."""
     counts: dict[str, int] = {}
     for device in request.cluster.devices:
         counts[device.group] = counts.get(device.group, 0) + 1
-    rate = 0.0
-    for pool, count in counts.items():
-        rate += max((count / n / seconds for (p, n), seconds in fastest.items() if p == pool and seconds > 0), default=0.0)
-    return 1.0 / rate if rate else 0.0
+    fastest: dict[tuple[int, int], dict[tuple[str, int], float]] = {}
+    for (pool, devices, microbatch, stages), bound_s in candidates.bounds():
+        own = fastest.setdefault((microbatch, stages), {})
+        own[pool, devices] = min(own.get((pool, devices), math.inf), bound_s)
+    bounds = []
+    for own in fastest.values():
+        rate = sum(max((count / n / t for (p, n), t in own.items() if p == pool and t > 0), default=0.0) for pool, count in counts.items())
+        bounds.append(1.0 / rate if rate else 0.0)
+    return min(bounds, default=0.0)
 
 
-def certificate(request: "Request", best: Score, candidates: Candidates) -> Certificate:
+def certificate(request: "Request", best: Score, candidates: Candidates, limit_fired: bool = False) -> Certificate:
     """What is proven of the best plan."""
     hardware = hardware_bound_s(request, best.layout.graph)
     bound = min(best.time_s, max(hardware, space_bound_s(request, candidates)))
@@ -62,7 +58,7 @@ def certificate(request: "Request", best: Score, candidates: Candidates) -> Cert
         hardware_gap=1 - hardware / best.time_s,
         space=describe_space(request),
         status="optimal" if bound >= best.time_s * (1 - 1e-9) else "feasible",
-        limit_fired=candidates.limit_fired,
+        limit_fired=limit_fired,
     )
 
 

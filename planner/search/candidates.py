@@ -9,14 +9,15 @@ from costmodel.collective_lines import CollectiveLines
 from costmodel.collectives import axis_links
 from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
-from costmodel.graph import ModelGraph
+from costmodel.graph import ModelGraph, derived_from_parameters
 from planner.search.intra_op import least_memory, solve
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace, Remat, Setting
 
 AXIS_NAMES = ("data", "model")
-SCREEN = SearchBudget(relative_gap=0.05, mip_nodes=200)
+SCREEN = SearchBudget(relative_gap=0.02, prove=False, mip_nodes=200)
+FINAL = SearchBudget(relative_gap=0.005, mip_nodes=500)
 Mesh = tuple[int, ...]
 Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
 
@@ -50,6 +51,24 @@ def stage_sizes(total: int, per_node: int) -> tuple[int, ...]:
     return tuple(sorted({*inside, *nodes, total}))
 
 
+def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
+    """Whole bytes of parameters with gradients and optimizer state, of all saved activations, of all block inputs, and of
+    one block of each class's saved activations."""
+    state = sum(
+        p.elements * (p.itemsize + (p.gradient_itemsize + p.optimizer_bytes_per_element if p.trained else 0.0))
+        for p in graph.params.values()
+    )
+    saved: dict[str, float] = {}
+    entries: dict[str, float] = {}
+    for key, cls in graph.classes.items():
+        derived = derived_from_parameters(cls.ops, cls.tensors)
+        kept = {n for op in cls.ops for n in op.saves if cls.tensors[n].role in ("activation", "batch")} - derived
+        saved[key] = float(sum(cls.tensors[n].bytes for n in kept))
+        entries[key] = float(sum(cls.tensors[n].bytes for n in cls.inputs if cls.tensors[n].role in ("activation", "batch")))
+    keys = [b.class_key for b in graph.blocks]
+    return state, sum(saved[k] for k in keys), sum(entries[k] for k in keys), sum(saved.values())
+
+
 @dataclass(kw_only=True)
 class Candidates:
     """Spaces and decisions, solved once.
@@ -65,9 +84,9 @@ class Candidates:
     facts: Mapping[str, Facts]
     restrict: Restrict | None = None
     solved: int = 0
-    limit_fired: bool = False
     _spaces: dict[tuple[str, Mesh, int], ModelSpace] = field(default_factory=dict)
     _decisions: dict[tuple[object, ...], Decision | None] = field(default_factory=dict)
+    _footprints: dict[int, tuple[float, float, float, float]] = field(default_factory=dict)
     _free: dict[tuple[object, ...], Solution] = field(default_factory=dict)
 
     def space(self, pool: DeviceGroup, mesh: Mesh, microbatch: int) -> ModelSpace:
@@ -93,39 +112,52 @@ class Candidates:
             self._decisions[key] = self._decide(pool, mesh, microbatch, setting, share, budget)
         return self._decisions[key]
 
-    def _decide(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, share: float, budget: SearchBudget) -> Decision | None:
+    def _decide(
+        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, share: float, budget: SearchBudget
+    ) -> Decision | None:
+        if self._least_bytes(microbatch, setting) / math.prod(mesh) > share * self.facts[pool.device.name].kind.usable_bytes:
+            return None
         space = self.space(pool, mesh, microbatch)
         problem = self._problem(space, setting, share * space.pricing.kind.usable_bytes)
-        least = sum(node.memory_bytes[0].min() for node in problem.nodes)
-        if least > problem.budget_bytes[0]:
+        if sum(node.memory_bytes[0].min() for node in problem.nodes) > problem.budget_bytes[0]:
             return None
-        free = self.free(pool, mesh, microbatch, setting)
-        if free.status.found and evaluate(problem, free.choice).feasible:
-            solution = free
-        else:
+        solution = None
+        if setting.remat == "none":
+            free = self.free(pool, mesh, microbatch, setting)
+            solution = free if free.status.found and evaluate(problem, free.choice).feasible else None
+        if solution is None:
             solution = solve(problem, budget=budget)
             self.solved += 1
         if not solution.status.found:
             return None
-        self.limit_fired |= solution.limit_fired
-        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=free.bound_s)
+        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
+
+    def _least_bytes(self, microbatch: int, setting: Setting) -> float:
+        """The memory row before anything is split: no mesh of n devices needs less than an n-th of it."""
+        if microbatch not in self._footprints:
+            self._footprints[microbatch] = footprint(self.graph_of(microbatch))
+        state, saved, entries, one_of_each = self._footprints[microbatch]
+        kept = entries if setting.remat == "full" else saved
+        return (state + setting.in_flight * kept) / setting.stages + (one_of_each if setting.remat == "full" else 0.0)
 
     def _problem(self, space: ModelSpace, setting: Setting, limit_bytes: float) -> IntraOpProblem:
         problem = space.problem(setting, limit_bytes=limit_bytes)
         return problem if self.restrict is None else self.restrict(space, problem)
 
     def free(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Solution:
-        """The fastest assignment, memory aside: a bound for every number of stages."""
-        key = (pool.name, mesh, microbatch, setting.microbatches, setting.remat)
+        """The fastest assignment without remat, memory aside; the same for every number of stages."""
+        key = (pool.name, mesh, microbatch, setting.microbatches)
         if key not in self._free:
             self._free[key] = solve(self._problem(self.space(pool, mesh, microbatch), setting, math.inf), budget=SearchBudget())
             self.solved += 1
         return self._free[key]
 
-    def free_solutions(self) -> Iterator[tuple[tuple[str, int], float]]:
-        """((pool, devices), bound in seconds of a step) of every problem solved without its memory row."""
-        for (pool, mesh, *_), solution in self._free.items():
-            yield (str(pool), math.prod(mesh)), solution.bound_s  # type: ignore[arg-type]
+    def bounds(self) -> Iterator[tuple[tuple[str, int, int, int], float]]:
+        """((pool, devices, microbatch, stages), least seconds of a step of the whole model on such a stage) of what was
+        solved and fits."""
+        for (pool, mesh, microbatch, setting, *_), decision in self._decisions.items():
+            if decision is not None:
+                yield (str(pool), math.prod(mesh), int(microbatch), setting.stages), decision.bound_s  # type: ignore[arg-type, attr-defined]
 
     def nearest(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Decision | None:
         """The decision that needs least memory, whether it fits or not."""
@@ -155,14 +187,13 @@ class Candidates:
         found = []
         for remat in ("none", "full"):
             setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)  # type: ignore[arg-type]
-            free = self.free(pool, mesh, microbatch, setting)
-            if free.bound_s > incumbent_s:
-                break  # remat only makes it slower
             decision = self.decide(pool, mesh, microbatch, setting, share=share)
-            if decision is not None:
+            if decision is None:
+                continue
+            if decision.bound_s <= incumbent_s:
                 found.append(decision)
-                if decision.time_s <= free.time_s:
-                    break  # the fastest of all fits: nothing to gain from remat
+            if remat == "none" and decision.choice == self.free(pool, mesh, microbatch, setting).choice:
+                break  # the fastest of all fits: nothing to gain from remat
         return tuple(found)
 
 

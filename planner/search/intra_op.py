@@ -218,6 +218,9 @@ class _Search:
             self.offer(reduced.invert(relaxed.choice))
         if not relaxed.through:
             return
+        if self.choice and not self.budget.prove:
+            self.limit_fired = True
+            return
         distance = FIRST_CUTOFF * self.unit()
         while not (self.closed() or self.limit_fired or self.bound == math.inf):
             cutoff, last = self.bound + distance, self._improves()

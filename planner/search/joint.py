@@ -7,12 +7,13 @@ For every number of stages and a microbatch size:
 2. the stage DP (`inter_op`) cuts the blocks and hands out devices, over all of these options, exactly for its closed form;
 3. the best few are scored by event simulation, and the best plan is kept.
 
-The microbatch size starts where the pipeline has four microbatches a stage and moves to smaller or larger divisors of the
-global batch while that helps; meshes that were far off at the first size are not tried at the next.
+The microbatch size starts where activations take about half of memory and moves to smaller or larger divisors of the
+global batch while that helps; inner axis sizes that were far off are not tried again. The winner's decisions are solved
+once more to a tight gap.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
 from planner.planfile.schema import Certificate
 from planner.search.bounds import certificate
-from planner.search.candidates import Candidates, Facts, meshes, pool_devices, stage_sizes
+from planner.search.candidates import FINAL, Candidates, Facts, footprint, meshes, pool_devices, stage_sizes
 from planner.search.infeasible import explain_miss
 from planner.search.inter_op import plan_stages
 from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, crossing_values
@@ -35,7 +36,8 @@ from planner.space.decision import Decision
 
 Say = Callable[[str, int, int], None]
 KEEP = 3  # plans of one DP that are simulated
-FAR = 1.5  # meshes slower than this times the best are not tried at other microbatch sizes
+FAR = 1.2  # inner axis sizes slower than this times the best are not tried again
+PATIENCE = 3  # numbers of stages in a row that were no better, before larger ones are not tried
 DP = SearchBudget(relative_gap=0.005)
 
 
@@ -100,12 +102,19 @@ def microbatch_sizes(global_batch: int, *, largest: int | None = None, only: int
     return (only,)
 
 
+def inner_size(mesh: tuple[int, ...]) -> int:
+    """Size of the inner one of two axes; 1 for meshes of one axis."""
+    return mesh[1] if len(mesh) == 2 else 1
+
+
 @dataclass
 class _Search:
     request: Request
     say: Say
     best: Score | None = None
     missed: list[Score] = field(default_factory=list)
+    near: dict[str, set[int]] = field(default_factory=dict)
+    limit_fired: bool = False
     candidates: Candidates = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,12 +132,18 @@ class _Search:
                 self._pinned(schedule)
                 continue
             counts = self._stage_counts()
+            worse, last = 0, np.inf
             for done, stages in enumerate(counts):
                 self.say("searching", done, len(counts))
-                self._climb(stages, schedule)
+                found = self._climb(stages, schedule)
+                worse = worse + 1 if found > last and last < np.inf else 0
+                last = min(last, found)
+                if worse == PATIENCE:
+                    break
         if self.best is None:
             raise explain_miss(request, self.missed, self.candidates)
-        return SearchResult(score=self.best, certificate=certificate(request, self.best, self.candidates))
+        self._offer(self._polished(self.best))
+        return SearchResult(score=self.best, certificate=certificate(request, self.best, self.candidates, self.limit_fired))
 
     def _pinned(self, schedule: ScheduleKind) -> None:
         assert self.request.pins is not None
@@ -160,61 +175,85 @@ class _Search:
             fitting = [p for p in fitting if devices % p == 0]
         return tuple(fitting)
 
-    def _climb(self, stages: int, schedule: ScheduleKind) -> None:
-        """Microbatch sizes for one number of stages, moving while that helps."""
+    def _climb(self, stages: int, schedule: ScheduleKind) -> float:
+        """Microbatch sizes for one number of stages, moving while that helps. Returns the best step time."""
         batch, sizes = self.request.global_batch, self.request.sizes
-        wanted = 4 * stages if stages > 1 else 1
-        start = next((i for i, n in enumerate(sizes) if batch // n >= wanted), len(sizes) - 1)
         seen: dict[int, float] = {}
-        near: set[tuple[str, tuple[int, ...]]] | None = None
 
         def value(i: int) -> float:
-            nonlocal near
             if i not in seen:
-                seen[i], found = self._try(stages, sizes[i], schedule, near)
-                near = near or found
+                seen[i] = self._try(stages, sizes[i], schedule)
             return seen[i]
 
-        at = start
+        at = self._start(stages)
         while value(at) == np.inf and at + 1 < len(sizes):  # too large for memory: smaller ones
             at += 1
-        for step in (1, -1):
+        for step in (-1, 1):
             while 0 <= at + step < len(sizes) and batch // sizes[at + step] >= stages and value(at + step) < value(at):
                 at += step
+        return value(at)
 
-    def _try(
-        self, stages: int, size: int, schedule: ScheduleKind, near: set[tuple[str, tuple[int, ...]]] | None
-    ) -> tuple[float, set[tuple[str, tuple[int, ...]]] | None]:
-        """Best step time with up to `stages` stages at one microbatch size, and the meshes worth trying at others."""
+    def _start(self, stages: int) -> int:
+        """The largest microbatch whose activations take about half of a stage's memory, and with which a pipeline has
+        four microbatches a stage."""
+        batch, sizes = self.request.global_batch, self.request.sizes
+        least = 4 * stages if stages > 1 else 1
+        room = 0.5 * sum(self.request.facts[d.kind.name].kind.usable_bytes for d in self.request.cluster.devices) / stages
+        each = self._bytes_per_example() / stages
+        fitting = (i for i, n in enumerate(sizes) if batch // n >= least and n * each <= room)
+        return next(fitting, len(sizes) - 1)
+
+    def _bytes_per_example(self) -> float:
+        """What one example's activations take at least: without remat, or with full remat and one block run again."""
+        _, saved, entries, one_of_each = footprint(self.first)
+        return min(saved, entries + one_of_each) / self.first.microbatch
+
+    def _try(self, stages: int, size: int, schedule: ScheduleKind) -> float:
+        """Best step time with up to `stages` stages at one microbatch size."""
         count = self.request.global_batch // size
         in_flight = count if schedule == "gpipe" else min(stages, count)
-        built = list(self._options(stages, size, count, in_flight, near))
+        built = list(self._options(stages, size, count, in_flight))
         if not built:
-            return np.inf, None
+            return np.inf
         graph = self.request.graph_of(size)
         problem = self._problem(graph, [b.option for b in built], count, schedule, stages)
         result = plan_stages(problem, keep=KEEP, budget=DP)
-        self.candidates.limit_fired |= result.limit_fired
-        best = np.inf
+        self.limit_fired |= result.limit_fired
         plans = result.plans or ((result.nearest,) if result.nearest is not None else ())
+        best = np.inf
         for plan in plans:
             found = score(self._layout(graph, built, plan, count, schedule))
             self._offer(found)
             if found.feasible:
                 best = min(best, found.time_s)
-        if best == np.inf:
-            return best, None
-        fastest = {}
+        if best < np.inf:
+            self._remember(built)
+        return best
+
+    def _remember(self, built: list[_Built]) -> None:
+        """Inner axis sizes of each pool that come within reach of the fastest mesh of the same number of devices."""
+        times: dict[tuple[str, int], dict[int, float]] = {}
         for b in built:
             for pool, decision in b.groups:
-                key = (pool.name, decision.space.mesh)
-                fastest[key] = min(fastest.get(key, np.inf), decision.time_s)
-        sizes_of = {key: int(np.prod(key[1])) if key[1] else 1 for key in fastest}
-        keep = {
-            key for key, t in fastest.items()
-            if t <= FAR * min(u for other, u in fastest.items() if other[0] == key[0] and sizes_of[other] == sizes_of[key])
-        }
-        return best, keep
+                mesh = decision.space.mesh
+                own = times.setdefault((pool.name, int(np.prod(mesh)) if mesh else 1), {})
+                own[inner_size(mesh)] = min(own.get(inner_size(mesh), np.inf), decision.time_s)
+        for (pool_name, _), own in times.items():
+            if len(own) > 1:
+                self.near[pool_name] = {i for i, t in own.items() if t <= FAR * min(own.values())}
+
+    def _polished(self, best: Score) -> Score:
+        """The best plan with each group's decision solved to a tight gap."""
+        stages = []
+        for stage in best.layout.stages:
+            groups = []
+            for group in stage.groups:
+                old = group.decision
+                pool, setting = self.request.cluster.group(group.pool), old.setting
+                new = self.candidates.decide(pool, old.space.mesh, best.layout.graph.microbatch, setting, budget=FINAL)
+                groups.append(replace(group, decision=new if new is not None and new.time_s < old.time_s else old))
+            stages.append(replace(stage, groups=tuple(groups)))
+        return score(replace(best.layout, stages=tuple(stages)))
 
     def _offer(self, found: Score) -> None:
         if not found.feasible:
@@ -222,16 +261,14 @@ class _Search:
         elif self.best is None or found.time_s < self.best.time_s:
             self.best = found
 
-    def _options(
-        self, stages: int, size: int, count: int, in_flight: int, near: set[tuple[str, tuple[int, ...]]] | None
-    ) -> Iterator[_Built]:
+    def _options(self, stages: int, size: int, count: int, in_flight: int) -> Iterator[_Built]:
         """Stage options: every mesh of every plausible number of devices of each pool, and mixed ones of two pools."""
         whole: list[dict[int, list[Decision]]] = [{} for _ in self.pools]
         for p, pool in enumerate(self.pools):
             for devices in self._sizes(p, stages):
-                for mesh in meshes(devices, pool.devices_per_node):
-                    if near is not None and (pool.name, mesh) not in near:
-                        continue
+                every = list(meshes(devices, pool.devices_per_node))
+                near = [m for m in every if inner_size(m) in self.near.get(pool.name, {inner_size(m)})]
+                for mesh in near or every:
                     for decision in self.candidates.both(
                         pool, mesh, size, microbatches=count, stages=stages, in_flight=in_flight, incumbent_s=self._incumbent(stages, p, devices, count)
                     ):

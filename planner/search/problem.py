@@ -59,19 +59,25 @@ class SearchBudget:
 
     Attributes:
         relative_gap: stop when (best − bound) ≤ relative_gap × best.
+        prove: False is content with what the Lagrangian relaxation finds, where it finds anything, and its bound.
         mip_nodes: branch-and-bound nodes of one HiGHS solve.
         table_entries: largest table of one step of exact elimination; larger structures go to HiGHS.
         dual_steps: price updates of the Lagrangian relaxation.
-        labels: partial plans that one layer of the stage DP may hold before it is cut to the most promising.
+        stage_cells: combinations of device counts that the stage DP tells apart; above, it counts in larger units.
+        stage_runs, coarse_stage_runs: runs of the stage DP in one search, where it counts devices one by one, and where
+            it counts in larger units.
         wall_s: limit in seconds of one HiGHS solve, or None; where it fires results may differ between runs, and
             `limit_fired` says so.
     """
 
     relative_gap: float = 1e-6
+    prove: bool = True
     mip_nodes: int = 20_000
     table_entries: int = 4_000_000
     dual_steps: int = 40
-    labels: int = 60_000
+    stage_cells: int = 200
+    stage_runs: int = 60
+    coarse_stage_runs: int = 8
     wall_s: float | None = None
 
 

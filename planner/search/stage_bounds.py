@@ -1,101 +1,196 @@
 """Lower bounds of the stage DP: devices are priced instead of counted, so that the DP over blocks needs no device state.
 
-With a price μ_p ≥ 0 in seconds for each device of pool p, under a cap on the time of a stage,
+With a price μ_p ≥ 0 in seconds for each device of pool p, and only the stages (first, end, option) that a mask allows,
 
 * B1  h_μ(j, e) = min over ways to cut blocks 0 … j − 1 into stages of Σ (t_s + μ·devices_s) + Σ send, the send into a
-  following stage of link class e counted;  h_μ(0, e) = 0
-* B2  Σ t + Σ send ≥ max_μ h_μ(L) − μ·devices  for every plan under the cap,
-* B3  and of a plan whose last stages hold blocks j … with `left` devices to spare, the first part costs at least
-  max_μ h_μ(j, e) − μ·left.
+  following stage of link class e counted; h_μ(0, e) = 0. And g_μ(j, e) = the same for blocks j … L − 1 after a stage of
+  link class e, the send from it counted; g_μ(L, e) = 0
+* B2  Σ t + Σ send ≥ h_μ(L) − μ·devices for every plan
+* B3  and of a plan whose last stages hold blocks j … and leave `left` devices, the first part costs at least
+  h_μ(j, e) − μ·left
+* B4  and a plan that has the stage (i, j, o) costs at least h_μ(i, e_o) + t + μ·devices_o + g_μ(j, e_o) − μ·devices.
 
-Memory counts as in a stage that holds the fewest microbatches that any stage holds.
+Prices follow Kelley's cutting planes: the next μ maximises θ subject to θ ≤ cost_k + μ·(devices_k − devices) over the
+plans found so far. Memory counts as in the last stage, which holds the fewest microbatches.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.search.problem import Floats
+from planner.search.problem import Floats, Ints
+from planner.search.solver import LinearProgram, ProgramStatus, minimise
 from planner.search.stage_tables import StageTables
+
+STEPS = 14
+"""Most price updates for one bound."""
+
+PRICE_LIMIT = 1e4
+"""Largest price of all devices of a pool, as a multiple of the cost of the first plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrefixBounds:
-    """Bounds for a set of M price vectors under one cap.
+class Kind:
+    """Options that take the same devices over the same links."""
+
+    link: int
+    devices: tuple[int, ...]
+    options: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PriceBound:
+    """What a search for prices proves.
 
     Attributes:
-        prices: [M, P] seconds a device.
-        prefix_s: [M, E, L + 1] h_μ(j, e).
-        whole_s: [M] the bound of B2.
+        bound_s: B2 at the best prices; inf where no plan exists.
+        prices: [M, P] the prices tried, the best first.
     """
 
+    bound_s: float
     prices: Floats
-    prefix_s: Floats
-    whole_s: Floats
-
-    def keep(self, count: int) -> "PrefixBounds":
-        """The price vectors with the highest bounds."""
-        best = np.argsort(-self.whole_s, kind="stable")[:count]
-        return PrefixBounds(prices=self.prices[best], prefix_s=self.prefix_s[best], whole_s=self.whole_s[best])
 
 
-def prefix_bounds(tables: StageTables, by_end_s: Floats, prices: Floats) -> PrefixBounds:
-    """B1 and B2 for some prices.
+class PricedStages:
+    """The stages that a mask allows, with devices priced.
 
     Args:
-        by_end_s: [L + 1, O, L + 1] seconds by (end, option, first), inf where a stage may not be.
-        prices: [M, P].
+        time_s: [O, L + 1, L + 1] seconds of a stage by (option, first, end); inf where it may not be.
     """
-    size = by_end_s.shape[0]
-    classes = tables.send_s.shape[0]
-    prefix = np.full((len(prices), classes, size), np.inf)
-    prefix[:, :, 0] = 0.0
-    paid = prices @ tables.used.T  # [M, O]
-    allowed = np.isfinite(by_end_s).any(axis=1)
-    first_allowed = np.where(allowed.any(axis=1), allowed.argmax(axis=1), size)
-    last = np.full(len(prices), np.inf)
-    for end in range(1, size):
-        low = first_allowed[end]
+
+    def __init__(self, tables: StageTables, time_s: Floats):
+        self.tables = tables
+        self.kinds = stage_kinds(tables)
+        self.link = np.array([kind.link for kind in self.kinds])
+        self.used = np.array([kind.devices for kind in self.kinds])
+        self.size = time_s.shape[1]
+        merged = np.stack([time_s[kind.options].min(axis=0) for kind in self.kinds])
+        self.by_end_s = np.ascontiguousarray(merged.transpose(2, 0, 1))  # [end, kind, first]
+        allowed = np.isfinite(self.by_end_s).any(axis=1)
+        self.lowest = np.where(allowed.any(axis=1), allowed.argmax(axis=1), self.size).tolist()
+        self.into_s = tables.send_s[self.link]  # [kind, E, L + 1]: from a kind into a link class
+
+    def bound(self, start: Floats | None, enough_s: float = math.inf) -> PriceBound:
+        """B2 with good prices.
+
+        Args:
+            start: [P] prices to begin with.
+            enough_s: stop once the bound reaches this.
+        """
+        pools = len(self.tables.devices)
+        tried: list[tuple[float, Floats]] = []
+        cuts: list[tuple[float, Floats]] = []
+        queue = [np.zeros(pools)] if start is None or not start.any() else [np.zeros(pools), start]
+        scale_s = 1.0
+        while len(tried) < STEPS:
+            if queue:
+                prices, model_s = queue.pop(0), math.inf
+            else:
+                prices, model_s = self._next_prices(cuts, scale_s, enough_s)
+            value_s, cost_s, used = self._cheapest(prices)
+            if not math.isfinite(value_s):
+                return PriceBound(bound_s=math.inf, prices=prices[None])
+            scale_s = scale_s if tried else max(cost_s, 1e-12)
+            tried.append((value_s, prices))
+            cuts.append((cost_s, used - self.tables.devices))
+            best_s = max(value for value, _ in tried)
+            if best_s >= enough_s or model_s - best_s <= 1e-4 * abs(best_s):
+                break
+            if len(tried) == 1 and (used <= self.tables.devices).all():
+                break
+        tried.sort(key=lambda item: -item[0])
+        return PriceBound(bound_s=tried[0][0], prices=np.array([prices for _, prices in tried]))
+
+    def prefix(self, prices: Floats) -> Floats:
+        """[M, E, L + 1] h_μ(j, e) of B1 for M price vectors [M, P]."""
+        prefix = np.full((len(prices), self.tables.send_s.shape[0], self.size), np.inf)
+        prefix[:, :, 0] = 0.0
+        paid = prices @ self.used.T
+        for end in range(1, self.size - 1):
+            low = self.lowest[end]
+            if low < end:
+                best = (prefix[:, self.link, low:end] + self.by_end_s[end, :, low:end]).min(axis=2) + paid
+                prefix[:, :, end] = (best[:, :, None] + self.into_s[:, :, end]).min(axis=1)
+        return prefix
+
+    def through(self, time_s: Floats, prices: Floats) -> Floats:
+        """[O, L + 1, L + 1] B4 for one price vector [P]."""
+        tables, size = self.tables, self.size
+        paid = self.used @ prices
+        suffix = np.full((tables.send_s.shape[0], size), np.inf)
+        suffix[:, size - 1] = 0.0
+        by_first_s = np.ascontiguousarray(self.by_end_s.transpose(2, 1, 0))
+        for first in range(size - 2, 0, -1):
+            best = (by_first_s[first, :, first + 1 :] + suffix[self.link, first + 1 :]).min(axis=1) + paid
+            suffix[:, first] = (best + tables.send_s[:, self.link, first]).min(axis=1)
+        prefix = self.prefix(prices[None])[0]
+        own_s = time_s + (tables.used @ prices - float(prices @ tables.devices))[:, None, None]
+        return prefix[tables.link][:, :, None] + own_s + suffix[tables.link][:, None, :]
+
+    def _cheapest(self, prices: Floats) -> tuple[float, float, Floats]:
+        """B2 at some prices, and the cost and devices of the plan that attains it."""
+        links = self.tables.send_s.shape[0]
+        prefix = np.full((links, self.size), np.inf)
+        prefix[:, 0] = 0.0
+        paid = self.used @ prices
+        kind_of = np.zeros((links, self.size), dtype=np.int64)
+        every = np.arange(links)
+        for end in range(1, self.size - 1):
+            low = self.lowest[end]
+            if low < end:
+                best = (prefix[self.link, low:end] + self.by_end_s[end, :, low:end]).min(axis=1) + paid
+                into = best[:, None] + self.into_s[:, :, end]
+                kind_of[:, end] = chosen = into.argmin(axis=0)
+                prefix[:, end] = into[chosen, every]
+        end, low = self.size - 1, self.lowest[self.size - 1]
         if low >= end:
-            continue
-        best = (prefix[:, tables.link, low:end] + by_end_s[end, :, low:end]).min(axis=2) + paid  # [M, O]
-        if end == size - 1:
-            last = best.min(axis=1)
-        else:
-            prefix[:, :, end] = (best[:, :, None] + tables.send_s[tables.link, :, end]).min(axis=1)
-    return PrefixBounds(prices=prices, prefix_s=prefix, whole_s=last - prices @ tables.devices)
+            return math.inf, math.inf, prices
+        last = (prefix[self.link, low:end] + self.by_end_s[end, :, low:end]).min(axis=1) + paid
+        kind = int(last.argmin())
+        value_s = float(last[kind])
+        if not math.isfinite(value_s):
+            return math.inf, math.inf, prices
+        used = np.zeros(len(prices))
+        while True:
+            used += self.used[kind]
+            low = self.lowest[end]
+            end = low + int((prefix[self.link[kind], low:end] + self.by_end_s[end, kind, low:end]).argmin())
+            if end == 0:
+                break
+            kind = int(kind_of[self.link[kind], end])
+        return value_s - float(prices @ self.tables.devices), value_s - float(prices @ used), used
+
+    def _next_prices(
+        self, cuts: list[tuple[float, Floats]], scale_s: float, enough_s: float
+    ) -> tuple[Floats, float]:
+        """The prices at which the cuts' lower envelope is highest, and its height."""
+        pools, count = len(self.tables.devices), len(cuts)
+        share = np.maximum(self.tables.devices, 1)
+        excess = np.array([over for _, over in cuts]) / share
+        rows, columns = np.indices((count, pools + 1))
+        ceiling = min(enough_s / scale_s * 1.01, PRICE_LIMIT) if enough_s > 0 else PRICE_LIMIT
+        result = minimise(
+            LinearProgram(
+                objective=np.concatenate([[-1.0], np.zeros(pools)]),
+                lower=np.concatenate([[-np.inf], np.zeros(pools)]),
+                upper=np.concatenate([[max(ceiling, 1.0)], np.full(pools, PRICE_LIMIT)]),
+                integer=np.zeros(pools + 1, dtype=bool),
+                rows=rows.ravel(),
+                columns=columns.ravel(),
+                values=np.concatenate([np.ones((count, 1)), -excess], axis=1).ravel(),
+                row_lower=np.full(count, -np.inf),
+                row_upper=np.array([cost for cost, _ in cuts]) / scale_s,
+            )
+        )
+        if result.status is not ProgramStatus.optimal:
+            raise RuntimeError(f"the price program ended as {result.status.name}")
+        return np.maximum(result.values[1:], 0.0) * scale_s / share, -result.objective * scale_s
 
 
-def best_prices(tables: StageTables, by_end_s: Floats, start: Floats | None, rounds: int = 4) -> PrefixBounds:
-    """Prices that make B2 high, and their bounds: a compass search with ever finer steps.
-
-    Args:
-        start: [P] prices to start from, or None for a wide scan first.
-    """
-    pools = len(tables.devices)
-    found: list[PrefixBounds] = []
-    factor = 2.0
-    if start is None:
-        unit = _typical_price(tables, by_end_s)
-        found.append(prefix_bounds(tables, by_end_s, np.outer([0.0, *4.0 ** np.arange(-4, 3)], unit)))
-        start = found[0].prices[found[0].whole_s.argmax()]
-        if not start.any():
-            start = unit * 4.0**-5
-    steps = np.stack(np.meshgrid(*[[-1.0, 0.0, 1.0]] * pools, indexing="ij"), axis=-1).reshape(-1, pools)
-    for _ in range(rounds):
-        tried = prefix_bounds(tables, by_end_s, start * factor**steps)
-        found.append(tried)
-        start = tried.prices[tried.whole_s.argmax()]
-        factor = factor**0.6
-    return PrefixBounds(
-        prices=np.concatenate([bounds.prices for bounds in found]),
-        prefix_s=np.concatenate([bounds.prefix_s for bounds in found]),
-        whole_s=np.concatenate([bounds.whole_s for bounds in found]),
-    )
-
-
-def _typical_price(tables: StageTables, by_end_s: Floats) -> Floats:
-    """[P] seconds: about the whole work on the fastest option of each pool, over the square of all devices."""
-    finite = by_end_s[np.isfinite(by_end_s)]
-    whole = float(finite.min(initial=np.inf)) * (by_end_s.shape[0] - 1) if len(finite) else 1.0
-    return np.maximum(whole / np.maximum(tables.devices, 1), 1e-12)
+def stage_kinds(tables: StageTables) -> list[Kind]:
+    """The options of a problem by devices and link class."""
+    keys: dict[tuple[int, ...], list[int]] = {}
+    for option, devices in enumerate(tables.used):
+        keys.setdefault((int(tables.link[option]), *(int(x) for x in devices)), []).append(option)
+    return [Kind(link=key[0], devices=key[1:], options=np.array(found)) for key, found in keys.items()]

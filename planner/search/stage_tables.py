@@ -100,3 +100,42 @@ def _links(problem: StageProblem) -> tuple[Ints, Floats]:
         + problem.send_s_per_byte[pick][:, :, None] * problem.boundary_bytes[None, None, :]
     )
     return link.reshape(-1).astype(np.int64), send_s
+
+
+def coarsened(tables: StageTables, boundaries: Ints, unit: Ints) -> StageTables:
+    """The same problem with cuts only at some boundaries and devices counted in larger units.
+
+    Plans of the coarser problem are plans of the finer one: options round their devices up, pools round them down.
+
+    Args:
+        boundaries: [L' + 1] ascending, from 0 to L.
+        unit: [P] devices that count as one.
+    """
+    pick = np.ix_(np.arange(len(tables.used)), boundaries, boundaries)
+    return StageTables(
+        time_s=tables.time_s[pick],
+        once_s=tables.once_s[pick],
+        room=tables.room[pick],
+        used=-(-tables.used // unit),
+        devices=tables.devices // unit,
+        link=tables.link,
+        send_s=tables.send_s[:, :, boundaries],
+    )
+
+
+def sparse_boundaries(problem: StageProblem, most: int) -> Ints:
+    """About `most` boundaries, with all around blocks of a class of their own where these are few."""
+    count = len(problem.blocks)
+    changes = [i for i in range(1, count) if problem.blocks[i] != problem.blocks[i - 1]]
+    if count + 1 <= most:
+        return np.arange(count + 1)
+    even = np.linspace(0, count, most).round().astype(np.int64)
+    return np.unique(np.concatenate([even, changes if len(changes) <= most // 2 else []]).astype(np.int64))
+
+
+def coarse_unit(tables: StageTables, cells: int) -> Ints:
+    """[P] smallest powers of two as units under which the pools' device counts span at most `cells` combinations."""
+    unit = np.ones(len(tables.devices), dtype=np.int64)
+    while np.prod(tables.devices // unit + 1) > cells:
+        unit[int((tables.devices // unit).argmax())] *= 2
+    return unit

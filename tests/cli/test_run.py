@@ -89,7 +89,7 @@ def test_run_prints_steps_and_times(call, fake):
     lines = done.out.splitlines()
     assert [line.split()[:3] for line in lines[:3]] == [["step", str(i), "loss"] for i in range(3)]
     assert "(compiles)" in lines[0] and "(compiles)" not in lines[1]
-    assert lines[3].startswith("predicted step time 50 ms, measured ") and "other devices than planned" in lines[3]
+    assert lines[3].startswith("predicted step time 50 ms, measured ") and "say nothing" in lines[3]
     assert fake.spec == ("tiny", 128)
     assert "planned for Large-80GB, Small-32GB, running on" in done.err
 

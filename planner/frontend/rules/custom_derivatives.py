@@ -4,6 +4,7 @@ The function and its derivative are captured, and a split must go through both a
 comes out as the operand's spec demands. Where the user's derivative cannot be traced the equation runs as it is, whole.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax import lax
 
 from costmodel.sharding import PARTIAL, VARYING
 from planner.frontend import jax_compat as jc
-from planner.frontend.flat import Equation
+from planner.frontend.flat import Equation, Operand, Value
 from planner.frontend.joint import Classes, Joined, Obstacle, spread
 from planner.frontend.rules.base import Placement, register
 from planner.frontend.rules.factors import is_inexact
@@ -30,7 +31,9 @@ from planner.frontend.rules.region import (
     join_results,
     load,
     on_first,
+    once,
     output_states,
+    state_of,
     total_backward_flops,
     total_flops,
 )
@@ -47,7 +50,7 @@ class Custom(Region):
     """Base: the function itself, and what its derivative adds."""
 
     def call(self, eqn: Equation, classes: Classes) -> Joined:
-        return load(eqn.params["call_jaxpr"], "p:", classes, self.moving(eqn))
+        return load(eqn, eqn.params["call_jaxpr"], "p:", classes, self.moving(eqn))
 
     def static(self, eqn: Equation) -> dict[str, Any]:
         return {"consts": eqn.params["num_consts"], "moving": self.moving(eqn)}
@@ -89,15 +92,18 @@ class CustomJvp(Custom):
     """Keeps the user's jvp rule: function and tangent program must split alike."""
 
     def _zeros(self, eqn: Equation) -> tuple[bool, ...]:
-        return tuple(not m for m in self.moving(eqn)[eqn.params["num_consts"] :])
+        """For each primal whether the rule is told that its tangent is zero; most rules want zeros as arrays."""
+        consts = eqn.params["num_consts"]
+        if eqn.params["symbolic_zeros"]:
+            return tuple(not m for m in self.moving(eqn)[consts:])
+        return tuple(not is_inexact(o) for o in eqn.inputs[consts:])
 
     def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
         zeros = self._zeros(eqn)
-        rule, out_zeros = jc.custom_jvp_jaxpr(eqn.params, zeros)
-        eqn.memo["out zeros"] = out_zeros
+        rule, out_zeros = once(eqn, "derivative", lambda: jc.custom_jvp_jaxpr(eqn.params, zeros))
         primals = call.program.inputs[eqn.params["num_consts"] :]
-        count = sum(not z for z in zeros)
-        tangent = load(rule, "t:", classes, (*(False,) * len(zeros), *(True,) * count))
+        moves = [m for m, z in zip(self.moving(eqn)[eqn.params["num_consts"] :], zeros, strict=True) if not z]
+        tangent = load(eqn, rule, "t:", classes, (*(False,) * len(zeros), *moves))
         moving = [v for v, z in zip(primals, zeros, strict=True) if not z]
         for a, b in zip((*primals, *moving), tangent.program.inputs, strict=True):
             join_dims(classes, a, b)
@@ -121,7 +127,7 @@ class CustomJvp(Custom):
         rate = self._follow(eqn, inner.programs["tangent"], root)
         if isinstance(rate, Obstacle):
             return rate
-        expected = [*results, *[r for r, z in zip(results, eqn.memo["out zeros"], strict=True) if not z]]
+        expected = [*results, *[r for r, z in zip(results, eqn.memo["derivative"][1], strict=True) if not z]]
         if output_states(inner.programs["tangent"], rate[1]) != expected:
             return Obstacle(eqn, "the custom derivative splits differently than the function")
         return Solution(operands, results, {"call": got, "tangent": rate[1]})
@@ -131,7 +137,7 @@ class CustomJvp(Custom):
         if "tangent" not in self.inner(eqn).programs:
             return call(*args)
         tangent, consts = self.runner(eqn, place, "tangent"), eqn.params["num_consts"]
-        zeros, out_zeros = self._zeros(eqn), eqn.memo["out zeros"]
+        zeros, out_zeros = self._zeros(eqn), eqn.memo["derivative"][1]
         function = jax.custom_jvp(lambda *args: call(*args))
 
         @function.defjvp
@@ -151,33 +157,40 @@ class CustomVjp(Custom):
     def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
         consts, results = eqn.params["num_consts"], len(eqn.outputs)
         moving = self.moving(eqn)[consts:]
-        closed, residuals = jc.custom_vjp_forward(eqn.params, moving)
-        forward = load(closed, "f:", classes, (False,) * len(moving))
+        closed, residuals = once(eqn, "forward", lambda: jc.custom_vjp_forward(eqn.params, moving))
+        forward = load(eqn, closed, "f:", classes, (False,) * len(moving))
         floats = [is_inexact(v) for v in eqn.outputs]
-        kept: list[int] = []  # operands that the user's backward gives a cotangent
-
-        def back(*given: Any) -> list[Any]:
-            arriving = iter(given[residuals:])
-            full = [next(arriving) if f else _no_cotangent(v.shape) for f, v in zip(floats, eqn.outputs, strict=True)]
-            found = jc.custom_vjp_backward(eqn.params)(*given[:residuals], *full)
-            kept[:] = [i for i, ct in enumerate(found) if moving[i] and not jc.is_zero(ct)]
-            return [found[i] for i in kept]
-
         outs = forward.program.outputs
-        sources = [*outs[:residuals], *(v for v, f in zip(eqn.outputs, floats, strict=True) if f)]
-        traced = jax.make_jaxpr(back)(*(jax.ShapeDtypeStruct(o.shape, o.aval.dtype) for o in sources))
-        backward = load(traced, "r:", classes, (False,) * len(sources))
-        eqn.memo["kept"] = tuple(kept)
+        residual = outs[:residuals]
+        traced, kept = once(eqn, "backward", lambda: self._backward(eqn, moving, residual))
+        backward = load(eqn, traced, "r:", classes, (False,) * len(traced.in_avals))
         for a, b in zip(call.program.inputs[consts:], forward.program.inputs, strict=True):
             join_dims(classes, a, b)
-        for a, b in zip(outs[:residuals], backward.program.inputs, strict=False):
-            join_dims(classes, a, b)
-        arriving = iter(backward.program.inputs[residuals:])
+        arriving = iter(backward.program.inputs)
+        for a in _traced(residual):
+            join_dims(classes, a, next(arriving))
         for i in range(results):
             join_results(classes, eqn, i, outs[residuals + i], *([next(arriving)] if floats[i] else []))
         for i, b in zip(kept, backward.program.outputs, strict=True):
             join_dims(classes, call.program.inputs[consts + i], b)
         return {"forward": forward, "backward": backward}
+
+    def _backward(self, eqn: Equation, moving: Sequence[bool], residual: Sequence[Operand]) -> tuple[Any, tuple[int, ...]]:
+        """The user's backward as a jaxpr of residuals and cotangents, and the operands that it gives a cotangent."""
+        floats = [is_inexact(v) for v in eqn.outputs]
+        kept: list[int] = []
+
+        def back(*given: Any) -> list[Any]:
+            at = iter(given)
+            passed = [next(at) if isinstance(o, Value) else o.value for o in residual]  # flags stay what they are
+            full = [next(at) if f else _no_cotangent(v.shape) for f, v in zip(floats, eqn.outputs, strict=True)]
+            found = jc.custom_vjp_backward(eqn.params)(*passed, *full)
+            kept[:] = [i for i, ct in enumerate(found) if moving[i] and not jc.is_zero(ct)]
+            return [found[i] for i in kept]
+
+        sources = [*_traced(residual), *(v for v, f in zip(eqn.outputs, floats, strict=True) if f)]
+        traced = jax.make_jaxpr(back)(*(jax.ShapeDtypeStruct(o.shape, o.aval.dtype) for o in sources))
+        return traced, tuple(kept)
 
     def solve(self, eqn: Equation, inner: Inner, root: object) -> Solution | Obstacle:
         call = inner.programs["call"]
@@ -193,19 +206,19 @@ class CustomVjp(Custom):
         ahead = self._follow(eqn, forward, root)
         if isinstance(ahead, Obstacle):
             return ahead
-        outs = output_states(forward, ahead[1])
-        residuals = len(outs) - len(results)
-        if outs[residuals:] != results:
+        residual = _traced(forward.program.outputs[: len(forward.program.outputs) - len(results)])
+        kept = [state_of(ahead[1], o) for o in residual]
+        if output_states(forward, ahead[1])[len(forward.program.outputs) - len(results) :] != results:
             return Obstacle(eqn, "the custom forward splits differently than the function")
-        if PARTIAL in outs[:residuals]:
+        if PARTIAL in kept:
             return Obstacle(eqn, "the custom forward keeps a pending sum for its backward")
         arriving = [cotangent(r) for r, v in zip(results, eqn.outputs, strict=True) if is_inexact(v)]
-        into = {v.name: s for v, s in zip(backward.program.inputs, [*outs[:residuals], *arriving], strict=True)}
+        into = {v.name: s for v, s in zip(backward.program.inputs, [*kept, *arriving], strict=True)}
         back = spread(backward, root, into, allow_max=NUMBER)
         if isinstance(back, Obstacle):
             return back
         consts = eqn.params["num_consts"]
-        expected = [cotangent(operands[consts + i]) for i in eqn.memo["kept"]]
+        expected = [cotangent(operands[consts + i]) for i in eqn.memo["backward"][1]]
         if output_states(backward, back) != expected:
             return Obstacle(eqn, "the custom backward leaves a cotangent split differently than its operand")
         return Solution(operands, results, {"call": got, "forward": ahead[1], "backward": back})
@@ -223,15 +236,17 @@ class CustomVjp(Custom):
         if "forward" not in self.inner(eqn).programs:
             return call(*args)
         forward, backward = self.runner(eqn, place, "forward"), self.runner(eqn, place, "backward")
-        consts, results, kept = eqn.params["num_consts"], len(eqn.outputs), eqn.memo["kept"]
+        consts, results, kept = eqn.params["num_consts"], len(eqn.outputs), eqn.memo["backward"][1]
         floats = [is_inexact(v) for v in eqn.outputs]
+        outputs = self.inner(eqn).programs["forward"].program.outputs
         equal = [a for a, code in zip(place.axis_names, place.strategy, strict=True) if code == VARYING]
         settled = equal if equal and not self._linear(eqn) else []
         function = jax.custom_vjp(lambda *args: call(*args))
 
         def ahead(*args: Any) -> tuple[list[Any], list[Any]]:
             outs = forward(*args[consts:])
-            return outs[len(outs) - results :], outs[: len(outs) - results]
+            kept = zip(outs[: len(outs) - results], outputs, strict=False)
+            return outs[len(outs) - results :], [x for x, o in kept if isinstance(o, Value)]
 
         def back(residuals: list[Any], cotangents: list[Any]) -> tuple[Any, ...]:
             arriving = [ct for ct, f in zip(cotangents, floats, strict=True) if f]
@@ -243,6 +258,10 @@ class CustomVjp(Custom):
 
         function.defvjp(ahead, back)
         return function(*args)
+
+
+def _traced(operands: Sequence[Operand]) -> list[Value]:
+    return [o for o in operands if isinstance(o, Value)]
 
 
 def _no_cotangent(shape: tuple[int, ...]) -> Any:

@@ -53,7 +53,7 @@ class Scan(Region):
     def build(self, eqn: Equation) -> Inner:
         classes = Classes()
         consts, carry, length = (eqn.params[name] for name in ("num_consts", "num_carry", "length"))
-        body = load(eqn.params["jaxpr"], "b:", classes, self.moving(eqn), Loop(consts, carry))
+        body = load(eqn, eqn.params["jaxpr"], "b:", classes, self.moving(eqn), Loop(consts, carry))
         inputs, outputs = body.program.inputs, body.program.outputs
         for i in range(carry):
             join_dims(classes, inputs[consts + i], outputs[i])
@@ -141,8 +141,8 @@ class While(Region):
         classes = Classes()
         nc, nb = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         moving = self.moving(eqn)
-        condition = load(eqn.params["cond_jaxpr"], "c:", classes, (False,) * (len(moving) - nb))
-        body = load(eqn.params["body_jaxpr"], "b:", classes, moving[nc:], Loop(nb, len(moving) - nc - nb))
+        condition = load(eqn, eqn.params["cond_jaxpr"], "c:", classes, (False,) * (len(moving) - nb))
+        body = load(eqn, eqn.params["body_jaxpr"], "b:", classes, moving[nc:], Loop(nb, len(moving) - nc - nb))
         for i, output in enumerate(body.program.outputs):
             join_dims(classes, body.program.inputs[nb + i], output)
             join_dims(classes, body.program.inputs[nb + i], condition.program.inputs[nc + i])
@@ -191,7 +191,7 @@ class Branches(Region):
     def build(self, eqn: Equation) -> Inner:
         classes = Classes()
         moving = self.moving(eqn)[1:]
-        programs = {f"branch{i}": load(b, f"b{i}:", classes, moving) for i, b in enumerate(eqn.params["branches"])}
+        programs = {f"branch{i}": load(eqn, b, f"b{i}:", classes, moving) for i, b in enumerate(eqn.params["branches"])}
         first, *rest = programs.values()
         for other in rest:
             for a, b in zip(first.program.inputs, other.program.inputs, strict=True):

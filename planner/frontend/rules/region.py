@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from costmodel.graph import Factor
+from costmodel.graph import Factor, Op
 from costmodel.sharding import PARTIAL, VARYING, Spec
 from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import program_text
@@ -28,6 +28,7 @@ from planner.frontend.rules.factors import adds_up, is_inexact
 from planner.lowering.spmd import LocalProgram
 
 State = int  # a dim, VARYING or PARTIAL
+Place = tuple[str, int, int]  # "in" or "out", position, dim
 NUMBER = 1  # elements of a result that may be all-reduced as a maximum inside
 TWICE = "two dims of one value would be split together"
 
@@ -77,17 +78,33 @@ class Loop:
     carry: int
 
 
-def load(closed: Any, prefix: str, classes: Classes, moving: Sequence[bool], loop: Loop | None = None) -> Joined:
+def once(eqn: Equation, key: str, make: Callable[[], Any]) -> Any:
+    """What `make` found out about an equation, the first time it was asked."""
+    if key not in eqn.memo:
+        eqn.memo[key] = make()
+    return eqn.memo[key]
+
+
+def load(
+    eqn: Equation, closed: Any, prefix: str, classes: Classes, moving: Sequence[bool], loop: Loop | None = None
+) -> Joined:
     """A program inside an equation, flat, with its ops, its dims joined in `classes`.
 
     Args:
         moving: for each input whether a cotangent may reach it.
     """
     names = [f"{prefix}in.{i}" for i in range(len(closed.jaxpr.invars))]
-    program = flatten(jc.as_closed(closed), names, prefix)
     seeds = [n for n, m in zip(names, moving, strict=True) if m]
-    moved = depends_in_loop(program, loop.carry, loop.consts, seeds) if loop else depends(program, seeds)
-    program = annotated(program, moved)
+
+    def moved_in(program: Program) -> set[str]:
+        return depends_in_loop(program, loop.carry, loop.consts, seeds) if loop else depends(program, seeds)
+
+    flat: dict[str, Program] = once(eqn, "programs", dict)
+    if prefix not in flat:
+        program = flatten(jc.as_closed(closed), names, prefix, differentiated=any(moving))
+        flat[prefix] = annotated(program, moved_in(program))
+    program = flat[prefix]
+    moved = moved_in(program)
     ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved))
     return join_ops(program, ops, classes)
 
@@ -156,6 +173,56 @@ def shared_states(several: Sequence[Sequence[State]], operands: Sequence[Operand
     return shared
 
 
+def _item(inner: Inner, place: Place) -> object:
+    side, position, dim = place
+    return (inner.operand_dims if side == "in" else inner.result_dims)[position][dim]
+
+
+def merge_regions(joined: Joined) -> Program:
+    """The program with factors of its loops, branches and functions joined that always split together around them.
+
+    Values that never meet inside (the leaves of a pytree that is handed through) have factors of their own, but an op
+    splits one factor at a time. The same program where nothing changes.
+    """
+    replaced: dict[str, Equation] = {}
+    for e in joined.program.equations:
+        rule = rule_for(e.primitive.name)
+        if not isinstance(rule, Region):
+            continue
+        groups: dict[object, list[int]] = {}
+        for f, factor in enumerate(joined.ops[e.name].factors):
+            if factor.size > 1:
+                groups.setdefault(joined.classes.find((e.name, "factor", f)), []).append(f)
+        places = rule.places(e)
+        for group in groups.values():
+            at = tuple(places[f] for f in group if f in places)
+            found = rule.splitting_together(replaced.get(e.name, e), at) if len(at) > 1 else None
+            if found is not None:
+                replaced[e.name] = found
+    if not replaced:
+        return joined.program
+    return replace(joined.program, equations=tuple(replaced.get(e.name, e) for e in joined.program.equations))
+
+
+def join_program(
+    program: Program, make: Callable[[Equation], Op], join: Callable[[Classes], None] = lambda classes: None
+) -> Joined:
+    """A program with joined dims, its regions merged (`merge_regions`).
+
+    Args:
+        make: the op of an equation.
+        join: makes the joins that come from outside.
+    """
+    while True:
+        classes = Classes()
+        join(classes)
+        joined = join_ops(program, make_ops(program, make), classes)
+        merged = merge_regions(joined)
+        if merged is program:
+            return joined
+        program = merged
+
+
 class Region(Rule):
     """Base of the equations that hold programs."""
 
@@ -180,27 +247,63 @@ class Region(Rule):
         return tuple(map(is_inexact, eqn.inputs)) if eqn.moving is None else eqn.moving
 
     def inner(self, eqn: Equation) -> Inner:
-        if "inner" not in eqn.memo:
+        return once(eqn, "inner", lambda: self._inner(eqn))
+
+    def _inner(self, eqn: Equation) -> Inner:
+        while True:
             inner = self.build(eqn)
-            for items in (*inner.operand_dims, *inner.result_dims):
-                for item in items:
-                    root = None if item is None else inner.classes.find(item)
-                    if root is not None and root not in inner.solutions:
-                        inner.solutions[root] = _summed(eqn, self.solve(eqn, inner, root))
-                        inner.roots.append(root)
-            eqn.memo["inner"] = inner
-        return eqn.memo["inner"]
+            for places in eqn.together:
+                first, *rest = (_item(inner, place) for place in places)
+                for item in rest:
+                    inner.classes.join(first, item)
+            flat: dict[str, Program] = eqn.memo.get("programs", {})
+            merged = {id(j.program): merge_regions(j) for j in inner.programs.values()}
+            flat.update({prefix: merged.get(id(program), program) for prefix, program in flat.items()})
+            if all(merged[id(j.program)] is j.program for j in inner.programs.values()):
+                break
+        for items in (*inner.operand_dims, *inner.result_dims):
+            for item in items:
+                root = None if item is None else inner.classes.find(item)
+                if root is not None and root not in inner.solutions:
+                    inner.solutions[root] = _summed(eqn, self.solve(eqn, inner, root))
+                    inner.roots.append(root)
+        return inner
+
+    def places(self, eqn: Equation) -> dict[int, Place]:
+        """A dim of an operand or result that each factor splits."""
+        facts = self.factorise(eqn)
+        found: dict[int, Place] = {}
+        for side, tensors in (("in", facts.in_dims), ("out", facts.out_dims)):
+            for position, dims in enumerate(tensors):
+                for dim, parts in enumerate(dims):
+                    found.update({f: (side, position, dim) for f in parts})
+        return found
+
+    def splitting_together(self, eqn: Equation, places: tuple[Place, ...]) -> Equation | None:
+        """The equation with the factors of some places as one factor; None where that could not split."""
+        if places in once(eqn, "apart", set):
+            return None
+        kept = {key: value for key, value in eqn.memo.items() if key not in ("inner", "text", "programs")}
+        memo = {**kept, "programs": dict(eqn.memo.get("programs", {})), "apart": set()}
+        new = replace(eqn, together=(*eqn.together, places), memo=memo)
+        inner = self.inner(new)
+        if isinstance(inner.solutions[inner.classes.find(_item(inner, places[0]))], Obstacle):
+            eqn.memo["apart"].add(places)
+            return None
+        return new
 
     def describe(self, eqn: Equation) -> str:
-        if "text" not in eqn.memo:
-            inner = self.inner(eqn)
-            texts = {
-                name: program_text(j.program, lambda e: rule_for(e.primitive.name).describe(e))
-                for name, j in inner.programs.items()
-            }
-            # Functions that could not be traced are told apart by identity: such equations are equal to no other.
-            eqn.memo["text"] = f"{self.static(eqn)}{texts}{f'{inner.whole} {id(eqn.params)}' if inner.whole else ''}"
-        return eqn.memo["text"]
+        return once(eqn, "text", lambda: self._text(eqn))
+
+    def _text(self, eqn: Equation) -> str:
+        inner = self.inner(eqn)
+        texts = {
+            name: program_text(j.program, lambda e: rule_for(e.primitive.name).describe(e))
+            for name, j in inner.programs.items()
+        }
+        # Functions that could not be traced are told apart by identity: such equations are equal to no other.
+        whole = f"{inner.whole} {id(eqn.params)}" if inner.whole else ""
+        return f"{self.static(eqn)}{eqn.together}{texts}{whole}"
 
     def factorise(self, eqn: Equation) -> Factorisation:
         inner = self.inner(eqn)
