@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import planner.frontend.rules  # noqa: F401  (fills the registry)
@@ -152,9 +153,22 @@ def flat_function(task: TrainingTask, found: dict[str, Any]) -> Callable[..., li
             raise InputError("MP112", f"the new state has {len(new_state)} leaves, the old one {trees[2].num_leaves}",
                              "return the state with the structure it came in")
         aux, found["aux_tree"] = jax.tree.flatten(parts.pop(0) if task.has_aux else None)
-        return [*losses, *new_state, *aux]
+        return _distinct([*losses, *new_state, *aux], leaves)
 
     return run
+
+
+def _distinct(outputs: list[Any], leaves: Sequence[Any]) -> list[Any]:
+    """Outputs that are values of their own: one that is an input, or an earlier output too (the loss as an aux output),
+    is copied, so that each can be handed out in its own sharding."""
+    seen = {id(x) for x in leaves}
+    result = []
+    for x in outputs:
+        if id(x) in seen and isinstance(x, jax.Array) and not jc.is_key(x.dtype):
+            x = jnp.copy(x)
+        seen.add(id(x))
+        result.append(x)
+    return result
 
 
 def _abstract_leaves(task: TrainingTask, microbatch: int) -> list[Any]:

@@ -7,7 +7,7 @@ equations inside. Loops, branches and functions with custom derivatives stay sin
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,10 +15,12 @@ from planner.frontend import jax_compat as jc
 
 CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
 INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_lin", "remat2", "remat", "checkpoint"}
-# Primitives of packages that are functions of other primitives, and whose derivative is that of the function (Equinox's
-# writes into the buffers of its loops). Users may add theirs.
+Use = Literal["differentiated", "transposed", "run"]
+
+# Primitives of packages that are functions of other primitives, with derivatives of their own (Equinox's writes into the
+# buffers of its loops, Lineax's solvers): inlined where nothing is differentiated. Users may add theirs.
 COMPOSITES = {"vprim", "select_if_vmap"}
-REGIONS = frozenset({"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"})  # equations that hold programs
+REGIONS = frozenset({"scan", "while", "cond", *CUSTOM, *COMPOSITES})  # equations that hold programs
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,7 @@ class Equation:
         scopes: the remat regions around it, outermost first.
         moving: of an equation that holds programs: which operands depend on what the loss is differentiated by; None
             where nobody has said, which counts as all floats.
+        transposed: it stands in a derivative, which is linear in what moves and which JAX transposes.
         together: of such an equation: sets of places (``in`` or ``out``, position, dim) that split together where it stands.
         memo: what rules have found out about it. Renamed copies (`dataclasses.replace`) share it.
     """
@@ -80,6 +83,7 @@ class Equation:
     source: str
     scopes: tuple[Scope, ...] = ()
     moving: tuple[bool, ...] | None = None
+    transposed: bool = False
     together: tuple[tuple[tuple[str, int, int], ...], ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -128,8 +132,8 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             args = [read(atom) for atom in eqn.invars]
             name = eqn.primitive.name
-            if name in self.inlined or name in COMPOSITES:
-                inner = jc.implementation(eqn) if name in COMPOSITES else jc.inner_jaxpr(eqn)
+            if name in self.inlined:
+                inner = _implementation(eqn) if name in COMPOSITES else jc.inner_jaxpr(eqn)
                 around = scopes
                 if name in ("remat2", "remat", "checkpoint"):
                     around = (*scopes, Scope(next(self.scopes), eqn.params["policy"], eqn.params["prevent_cse"]))
@@ -154,15 +158,21 @@ class _Flattener:
         return value
 
 
-def flatten(closed: Any, input_names: list[str], prefix: str = "", *, differentiated: bool = True) -> Program:
+def _implementation(eqn: Any) -> Any:
+    return jc.implementation(eqn.primitive, eqn.params, [v.aval for v in eqn.invars])
+
+
+def flatten(closed: Any, input_names: list[str], prefix: str = "", *, use: Use = "differentiated") -> Program:
     """Flattens a closed jaxpr; equations that no output needs are dropped (effects are kept).
 
     Args:
-        differentiated: keep functions with custom derivatives as equations of their own. False inside such a function's
-            own programs, which JAX does not differentiate (and whose rules may call the function again).
+        use: what JAX will do with the program. Functions with custom derivatives stay equations of their own where it
+            is differentiated; a derivative that is only transposed has no use for theirs (and may call the very
+            function that it belongs to), nor has a program that only runs.
     """
     inputs = [Value(name, var.aval) for name, var in zip(input_names, closed.jaxpr.invars, strict=True)]
-    work = _Flattener(prefix, INLINED if differentiated else INLINED | CUSTOM)
+    inlined = {"differentiated": INLINED, "transposed": INLINED | CUSTOM, "run": INLINED | CUSTOM | COMPOSITES}
+    work = _Flattener(prefix, inlined[use])
     outputs = work.run(closed.jaxpr, closed.consts, list(inputs), ())
     return prune(Program(tuple(inputs), tuple(work.equations), tuple(outputs), work.constants))
 

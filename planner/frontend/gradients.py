@@ -40,14 +40,19 @@ def depends_in_loop(body: Program, carry: int, consts: int, seeds: Iterable[str]
         seeds |= fed
 
 
-def annotated(program: Program, moved: set[str]) -> Program:
-    """The program with `Equation.moving` stated, where `moved` names the values that depend on the seeds."""
+def annotated(program: Program, moved: set[str], *, transposed: bool = False) -> Program:
+    """The program with `Equation.moving` and `Equation.transposed` stated.
+
+    Args:
+        moved: names of the values that depend on the seeds.
+        transposed: whether the program is a derivative.
+    """
 
     def one(e: Equation) -> Equation:
         if e.primitive.name not in REGIONS:
             return e
         moving = tuple(isinstance(o, Value) and o.name in moved and _is_float(o.aval) for o in e.inputs)
-        return replace(e, moving=moving, memo={})
+        return replace(e, moving=moving, transposed=transposed, memo={})
 
     return replace(program, equations=tuple(one(e) for e in program.equations))
 

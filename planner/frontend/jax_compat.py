@@ -56,10 +56,10 @@ def inner_jaxpr(eqn: Any) -> Any:
     return as_closed(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
 
 
-def implementation(eqn: Any) -> Any:
+def implementation(primitive: Any, params: dict[str, Any], avals: Sequence[Any]) -> Any:
     """The closed jaxpr of what a primitive's own implementation does."""
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    return jax.make_jaxpr(lambda *args: eqn.primitive.impl(*args, **eqn.params))(*avals)
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return jax.make_jaxpr(lambda *args: primitive.impl(*args, **params))(*structs)
 
 
 def custom_jvp_jaxpr(params: dict[str, Any], zeros: tuple[bool, ...]) -> tuple[Any, tuple[bool, ...]]:

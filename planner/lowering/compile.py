@@ -80,7 +80,7 @@ def _micro(captured: Capture, stage: int, programs: Sequence[StageProgram], prog
     later = {s.value for other in programs[stage + 1 :] for b in other.blocks for s in b.inputs}
     losses = tuple(o.name for o in captured.loss if isinstance(o, Value) and o.name in made)
     results = tuple(dict.fromkeys(o.name for o in (*captured.state, *captured.aux) if isinstance(o, Value) and o.name in made))
-    sends = tuple(sorted((made & later) - set(results)))
+    sends = tuple(sorted(made & later))
     return MicrobatchProgram(program, sends, losses, results)
 
 

@@ -133,14 +133,23 @@ class Feed:
         """Carried state leaf name -> the operand that replaces it after each microbatch."""
         return dict(zip(self._state_inputs, self.capture.state, strict=True))
 
+    def loss_totals(self, made: dict[str, Any]) -> list[Any]:
+        """Each loss part summed over the microbatches; a constant part (a fixed weight) counts once for each."""
+        return [made[o.name] if isinstance(o, Value) else self.microbatches * o.value for o in self.capture.loss]
+
     @cached_property
     def aux_names(self) -> tuple[str | None, ...]:
-        """Names of the aux leaves; None for constants."""
-        return tuple(o.name if isinstance(o, Value) else None for o in self.capture.aux)
+        """Names of the aux leaves that the blocks make; None for constants."""
+        made = {v.name for e in self.capture.program.equations for v in e.outputs}
+        return tuple(o.name if isinstance(o, Value) and o.name in made else None for o in self.capture.aux)
 
     def aux(self, values: dict[str, Any]) -> Any:
         """The aux pytree; each leaf has a leading microbatch dim."""
-        leaves = [
-            values[o.name] if isinstance(o, Value) else jnp.full((self.microbatches,), o.value) for o in self.capture.aux
-        ]
+        leaves = []
+        for name, operand in zip(self.aux_names, self.capture.aux, strict=True):
+            if name is not None:
+                leaves.append(values[name])
+            else:
+                fixed = self.capture.program.constants[operand] if isinstance(operand, Value) else operand.value
+                leaves.append(jnp.broadcast_to(jnp.asarray(fixed, operand.aval.dtype), (self.microbatches, *operand.shape)))
         return jax.tree.unflatten(self.capture.aux_tree, leaves)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec
 from planner.frontend import jax_compat as jc
@@ -28,9 +29,10 @@ class MicrobatchProgram:
     """What one stage does for one microbatch.
 
     Attributes:
-        sends: names of values that later stages or the step's results read.
+        sends: names of values that later stages read.
         losses: names of the loss parts made here (empty but on the last stage).
-        results: names of carried state and aux leaves made here, which every device gets whole.
+        results: names of carried state and aux leaves made here, which every device gets whole. No cotangent comes back
+            for those that no later stage reads.
     """
 
     stage: StageProgram
@@ -78,6 +80,8 @@ class MicrobatchProgram:
         sent: dict[str, Placed] = {}
         for name in dict.fromkeys((*self.sends, *self.results)):
             x, spec = env[name]
+            if name not in self.sends:
+                x = lax.stop_gradient(x)
             target = placement.whole if name in self.results else crossing(spec)
             t = self.tensor(name)
             sent[name] = (_cast(x, t.shape, t.itemsize, spec, target, placement), target)
@@ -102,6 +106,8 @@ class MicrobatchProgram:
         return Linearised({**moved, **rest}, specs, back, tuple(moved))
 
     def carries_gradient(self, name: str) -> bool:
+        if name not in self.sends and name not in self.losses:
+            return False
         return self.tensor(name).needs_grad and jnp.issubdtype(jnp.dtype(self.tensor(name).dtype), jnp.inexact)
 
     def add_gradients(self, totals: Mapping[str, Any], grads: Mapping[str, Any]) -> dict[str, Any]:

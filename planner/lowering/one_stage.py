@@ -66,17 +66,19 @@ class OneStageTrainer:
             state: the carried state's initial pytree, where the task has one.
         """
         placed = self.feed.named_params(params)
-        # The step donates what it is given: the user's own arrays must not share its memory.
-        arrays = {n: jax.device_put(placed[n], self._sharding(spec), may_alias=False) for n, spec in self.param_specs.items()}
-        carried = {
-            n: jax.device_put(x, self._sharding(PartitionSpec()), may_alias=False) for n, x in self.feed.named_state(state).items()
-        }
+        arrays = {n: self._placed(placed[n], spec) for n, spec in self.param_specs.items()}
+        carried = {n: self._placed(x, PartitionSpec()) for n, x in self.feed.named_state(state).items()}
         make = jax.shard_map(self._init_local, mesh=self.placement.mesh, in_specs=(self.param_specs,), out_specs=self.state_specs)
         unused = {n: x for n, x in placed.items() if n not in arrays}
         return TrainState(params=({**arrays},), optimizer=jax.jit(make)(arrays), carried=carried, unused=unused)
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.placement.mesh, spec)
+
+    def _placed(self, x: Any, spec: PartitionSpec) -> Any:
+        """An array where the plan says. The step donates it, so it must not share memory with the user's own array, as
+        ``device_put`` from one of our devices would make it do."""
+        return jax.device_put(jnp.copy(x) if isinstance(x, jax.Array) else x, self._sharding(spec))
 
     def _init_local(self, params: dict[str, Any]) -> dict[str, Any]:
         values = {k: params[p.name] for k, p in self.updater.parts.items()}
@@ -145,7 +147,7 @@ class OneStageTrainer:
         nothing = {n: jc.to_varying(jnp.zeros((), jnp.float32), axes) for n in micro.losses}
         init = (micro.zero_gradients(), nothing, carried)
         (totals, losses, carried), aux = lax.scan(one, init, split, length=feed.microbatches)
-        loss, scale = feed.combine([lax.psum(losses[n], axes) if axes else losses[n] for n in micro.losses])
+        loss, scale = feed.combine(feed.loss_totals({n: lax.psum(x, axes) if axes else x for n, x in losses.items()}))
         grads = micro.reduce(totals)
         if scale is not None:
             grads = {n: (g * scale).astype(g.dtype) for n, g in grads.items()}

@@ -5,6 +5,7 @@ of a stage, and of a parameter that several stages read, meet by transfer and ad
 value.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,13 +22,13 @@ from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Value
 from planner.lowering.feed import Feed
 from planner.lowering.group_programs import GroupPrograms
+from planner.lowering.pipeline_step import PipelineStep
 from planner.lowering.placement import GroupPlacement
 from planner.lowering.staged import CROSSING, Piece
 from planner.lowering.state import TrainState
 from planner.lowering.update import Updater
 
 Actor = tuple[int, int]  # stage, group
-Key = tuple[str, int]  # value, microbatch
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,19 @@ class PipelineTrainer:
         return 1 + max(stage for stage, _ in self.programs)
 
     @cached_property
-    def _runner(self) -> dict[tuple[int, int], Actor]:
+    def runner(self) -> dict[tuple[int, int], Actor]:
         """(stage, microbatch) -> the group that runs it."""
         return {(actor[0], i): actor for actor, share in self.shares.items() for i in share}
 
     @cached_property
-    def _maker(self) -> dict[str, int]:
+    def maker(self) -> dict[str, int]:
         """Value -> stage that makes it."""
         return {s.value: stage for (stage, g), p in self.programs.items() if g == 0 for b in p.micro.stage.blocks for s in b.outputs}
+
+    @cached_property
+    def readers(self) -> Counter[str]:
+        """Value that crosses stages -> number of stages that read it."""
+        return Counter(name for (_, g), p in self.programs.items() if g == 0 for name in p.micro.receives if name in self.maker)
 
     @cached_property
     def _state_home(self) -> dict[str, Actor]:
@@ -86,20 +92,20 @@ class PipelineTrainer:
         for name, x in self.feed.named_state(state).items():
             actor = self._state_home.get(name, (0, 0))
             carried[name] = jax.device_put(x, self.programs[actor].sharding(PartitionSpec()))
-        values: dict[str, Any] = {k: placed[self._index[part.stage, 0]][part.name] for k, part in self.updater.parts.items()}
+        values: dict[str, Any] = {k: placed[self.index[part.stage, 0]][part.name] for k, part in self.updater.parts.items()}
         for piece in self.updater.init_program.pieces:
-            values.update(self._run_piece("init", piece, values, self.updater.init_names, "param/"))
+            values.update(self.run_piece("init", piece, values, self.updater.init_names, "param/"))
         optimizer = self.updater.collect_state(values)
         return TrainState(tuple(placed), optimizer, carried, {n: x for n, x in named.items() if n not in used})
 
     @cached_property
-    def _index(self) -> dict[Actor, int]:
+    def index(self) -> dict[Actor, int]:
         return {actor: i for i, actor in enumerate(sorted(self.programs))}
 
     def params(self, state: TrainState) -> Any:
         """Parameters in the user's own pytree; layers of different stages are joined on the host."""
         pieces: dict[str, dict[int, Any]] = {}
-        for actor, i in self._index.items():
+        for actor, i in self.index.items():
             if actor[1] == 0:
                 for name, held in self.programs[actor].micro.held.items():
                     pieces.setdefault(name, {}).setdefault(held.items[0] if held.items else 0, state.params[i][name])
@@ -120,7 +126,7 @@ class PipelineTrainer:
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
         """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by microbatch."""
-        run = _Step(self, state, self.feed.leaves(batch, rng))
+        run = PipelineStep(self, state, self.feed.leaves(batch, rng))
         for actor, action in self._order:
             if action.kind == "F":
                 run.forward(actor, action.microbatch)
@@ -134,7 +140,7 @@ class PipelineTrainer:
         rows = self.schedule.actions
         return [((rows[i].stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order]
 
-    def _run_piece(self, kind: str, piece: Piece, values: Mapping[str, Any], rename: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    def run_piece(self, kind: str, piece: Piece, values: Mapping[str, Any], rename: Mapping[str, str], prefix: str) -> dict[str, Any]:
         if piece.stage == CROSSING:
             return self._run_crossing(kind, piece, values)
         programs = self.programs[piece.stage, 0]
@@ -165,97 +171,3 @@ def _evaluate(piece: Piece, given: Mapping[str, Any]) -> dict[str, Any]:
         args = [env[o.name] if isinstance(o, Value) else jnp.asarray(o.value, o.aval.dtype) for o in e.inputs]
         env.update(zip((v.name for v in e.outputs), jc.bind(e.primitive, args, e.params), strict=True))
     return {v.name: env[v.name] for v in piece.program.outputs if isinstance(v, Value)}
-
-
-class _Step:
-    """The arrays of one step on their way."""
-
-    def __init__(self, trainer: PipelineTrainer, state: TrainState, leaves: dict[str, Any]):
-        self.trainer, self.state, self.leaves = trainer, state, leaves
-        self.values: dict[Key, Any] = {}
-        self.cotangents: dict[Key, Any] = {}
-        self.residuals: dict[tuple[Actor, int], Any] = {}
-        self.totals = {actor: p.zeros() for actor, p in trainer.programs.items() if trainer.shares[actor]}
-        self.losses: dict[str, list[Any]] = {}
-        self.carried = dict(state.carried)
-        self.aux: dict[str, list[Any]] = {n: [] for n in trainer.feed.aux_names if n}
-
-    def _params(self, actor: Actor) -> dict[str, Any]:
-        return self.state.params[self.trainer._index[actor]]
-
-    def _arriving(self, programs: GroupPrograms, name: str, i: int) -> Any:
-        if name in self.leaves:
-            x = self.leaves[name][i] if self.trainer.feed.is_split(name) else self.leaves[name]
-        elif name in self.carried:
-            x = self.carried[name]
-        else:
-            x = self.values[name, i]
-        return jax.device_put(x, programs.sharding(programs.value_specs[name]))
-
-    def forward(self, actor: Actor, i: int) -> None:
-        programs = self.trainer.programs[actor]
-        given = {name: self._arriving(programs, name, i) for name in programs.value_specs}
-        sent, losses, self.residuals[actor, i] = programs.forward(self._params(actor), given)
-        self.values.update({(n, i): x for n, x in sent.items()})
-        for name, x in losses.items():
-            self.losses.setdefault(name, []).append(x)
-        following = self.trainer.feed.next_state(self.carried, {n: x for n, x in sent.items()})
-        self.carried.update({n: x for n, x in following.items() if n in self.carried})
-        for name in self.aux:
-            if name in sent:
-                self.aux[name].append((i, sent[name]))
-
-    def backward(self, actor: Actor, i: int) -> None:
-        programs = self.trainer.programs[actor]
-        arrived = {}
-        for name in programs.kept.moving:
-            if name in programs.micro.losses:
-                continue
-            sharding = programs.sharding(programs.sent_specs[name])
-            if (name, i) in self.cotangents:
-                arrived[name] = jax.device_put(self.cotangents.pop((name, i)), sharding)
-            else:
-                arrived[name] = jax.device_put(jnp.zeros_like(self.values[name, i]), sharding)
-        back, self.totals[actor] = programs.backward(
-            self._params(actor), self.residuals.pop((actor, i)), arrived, self.totals[actor]
-        )
-        for name, x in back.items():
-            maker = self.trainer.programs[self.trainer._runner[self.trainer._maker[name], i]]
-            x = jax.device_put(x, maker.sharding(maker.sent_specs[name]))
-            known = self.cotangents.get((name, i))
-            self.cotangents[name, i] = x if known is None else known + x
-
-    def finish(self) -> tuple[TrainState, dict[str, Any]]:
-        trainer, feed, updater = self.trainer, self.trainer.feed, self.trainer.updater
-        names = next(p.micro.losses for p in trainer.programs.values() if p.micro.losses)
-        loss, scale = feed.combine([sum(jnp.sum(jnp.asarray(np.asarray(x))) for x in self.losses[n]) for n in names])
-        reduced = {actor: trainer.programs[actor].reduce(t) for actor, t in self.totals.items()}
-        values: dict[str, Any] = dict(self.state.optimizer)
-        for key, part in updater.parts.items():
-            owner = trainer.programs[part.stage, 0]
-            sharding = owner.sharding(owner.reduced_specs[part.name])
-            grads = [
-                jax.device_put(g[part.name], sharding)
-                for actor, g in sorted(reduced.items())
-                if part.name in g and (part.held.items is None or actor[0] == part.stage)
-            ]
-            total = grads[0]
-            for g in grads[1:]:
-                total = total + g
-            values[f"grad/{key}"] = total if scale is None else (total * jax.device_put(scale, owner.sharding(PartitionSpec()))).astype(total.dtype)
-            values[f"param/{key}"] = self._params((part.stage, 0))[part.name]
-        for piece in updater.update_program.pieces:
-            values.update(trainer._run_piece("update", piece, values, updater.new_names, ""))
-        new = updater.collect_update(values)
-        params = [dict(p) for p in self.state.params]
-        for key, part in updater.parts.items():
-            for actor, index in trainer._index.items():
-                p = trainer.programs[actor]
-                if part.name in p.micro.held and (part.held.items is None or actor[0] == part.stage):
-                    params[index][part.name] = jax.device_put(new[f"param/{key}"], p.sharding(p.param_specs[part.name]))
-        optimizer = {n: new[n] for n in updater.state_owner}
-        state = TrainState(tuple(params), optimizer, self.carried, self.state.unused)
-        metrics: dict[str, Any] = {"loss": loss}
-        if feed.capture.task.has_aux:
-            metrics["aux"] = feed.aux({n: jnp.stack([np.asarray(x) for _, x in sorted(v, key=lambda iv: iv[0])]) for n, v in self.aux.items()})
-        return state, metrics

@@ -52,7 +52,9 @@ class Baseline:
 
 def batch_dims(graph: ModelGraph) -> dict[str, dict[str, frozenset[int]]]:
     """Block class -> tensor -> dims that examples lie along."""
-    values: dict[str, frozenset[int]] = {n: frozenset() if d is None else frozenset({d}) for n, d in graph.batch_dims.items()}
+    values: dict[str, frozenset[int]] = {
+        n: frozenset() if d is None else frozenset({d}) for n, d in graph.batch_dims.items()
+    }
     found: dict[str, dict[str, frozenset[int]]] = {}
     for block in graph.blocks:
         cls = graph.classes[block.class_key]
@@ -143,34 +145,73 @@ def _megatron_storage(space: ModelSpace, node: ParameterNode, storage: Storage) 
 
 
 def baselines(
-    cluster: Cluster, graph_of: Callable[[int], ModelGraph], facts: Mapping[str, Facts], *, global_batch: int, sizes: tuple[int, ...]
+    cluster: Cluster,
+    graph_of: Callable[[int], ModelGraph],
+    facts: Mapping[str, Facts],
+    *,
+    global_batch: int,
+    sizes: tuple[int, ...],
 ) -> Iterator[Baseline]:
     """Every baseline with its best microbatch size, one after the other.
 
     Args:
         sizes: microbatch sizes to try.
     """
-    pool = max(cluster.groups, key=lambda g: (len([d for d in cluster.devices if d.group == g.name]) * _speed(g), g.name))
+    pool = max(
+        cluster.groups, key=lambda g: (len([d for d in cluster.devices if d.group == g.name]) * _speed(g), g.name)
+    )
     count = len([d for d in cluster.devices if d.group == pool.name])
     where = f" on the {count} devices of {pool.name}" if len(cluster.groups) > 1 else ""
     flat: Mesh = (count,) if count > 1 else ()
     yield _best(
-        "data parallel", f"batch split over all devices, everything replicated{where}",
-        _one_stage(cluster, graph_of, facts, pool, count, flat, global_batch, sizes, _restriction(tuple(range(len(flat))), _whole)),
+        "data parallel",
+        f"batch split over all devices, everything replicated{where}",
+        _one_stage(
+            cluster,
+            graph_of,
+            facts,
+            pool,
+            count,
+            flat,
+            global_batch,
+            sizes,
+            _restriction(tuple(range(len(flat))), _whole),
+        ),
     )
     yield _best(
-        "FSDP", f"batch, parameters, gradients and optimizer state split over all devices{where}",
-        _one_stage(cluster, graph_of, facts, pool, count, flat, global_batch, sizes, _restriction(tuple(range(len(flat))), _split_over_all)),
+        "FSDP",
+        f"batch, parameters, gradients and optimizer state split over all devices{where}",
+        _one_stage(
+            cluster,
+            graph_of,
+            facts,
+            pool,
+            count,
+            flat,
+            global_batch,
+            sizes,
+            _restriction(tuple(range(len(flat))), _split_over_all),
+        ),
     )
-    inner = max((n for n in range(1, min(8, pool.devices_per_node) + 1) if count % n == 0 and pool.devices_per_node % n == 0), default=1)
+    inner = max(
+        (n for n in range(1, min(8, pool.devices_per_node) + 1) if count % n == 0 and pool.devices_per_node % n == 0),
+        default=1,
+    )
     if inner > 1:
         mesh: Mesh = (count // inner, inner) if count > inner else (inner,)
         axes = (0,) if len(mesh) == 2 else ()
         yield _best(
-            "Megatron", f"tensor parallel {inner} x data parallel {count // inner}{where}",
-            _one_stage(cluster, graph_of, facts, pool, count, mesh, global_batch, sizes, _restriction(axes, _megatron_storage)),
+            "Megatron",
+            f"tensor parallel {inner} x data parallel {count // inner}{where}",
+            _one_stage(
+                cluster, graph_of, facts, pool, count, mesh, global_batch, sizes, _restriction(axes, _megatron_storage)
+            ),
         )
-    yield _best("GPipe", "equal stages, data parallel inside, 4 microbatches a stage, full remat", _gpipe(cluster, graph_of, facts, global_batch, sizes))
+    yield _best(
+        "GPipe",
+        "equal stages, data parallel inside, 4 microbatches a stage, full remat",
+        _gpipe(cluster, graph_of, facts, global_batch, sizes),
+    )
 
 
 def _speed(group: DeviceGroup) -> float:
@@ -189,8 +230,15 @@ def _best(name: str, description: str, tries: Iterator[Score | str]) -> Baseline
 
 
 def _one_stage(
-    cluster: Cluster, graph_of: Callable[[int], ModelGraph], facts: Mapping[str, Facts], pool: DeviceGroup, count: int, mesh: Mesh,
-    global_batch: int, sizes: tuple[int, ...], restrict: Restrict,
+    cluster: Cluster,
+    graph_of: Callable[[int], ModelGraph],
+    facts: Mapping[str, Facts],
+    pool: DeviceGroup,
+    count: int,
+    mesh: Mesh,
+    global_batch: int,
+    sizes: tuple[int, ...],
+    restrict: Restrict,
 ) -> Iterator[Score | str]:
     candidates = Candidates(cluster=cluster, graph_of=graph_of, facts=facts, restrict=restrict)
     pin = StagePin(groups=(GroupPin(pool=pool.name, devices=count, mesh=mesh),))
@@ -199,22 +247,34 @@ def _one_stage(
 
 
 def _gpipe(
-    cluster: Cluster, graph_of: Callable[[int], ModelGraph], facts: Mapping[str, Facts], global_batch: int, sizes: tuple[int, ...]
+    cluster: Cluster,
+    graph_of: Callable[[int], ModelGraph],
+    facts: Mapping[str, Facts],
+    global_batch: int,
+    sizes: tuple[int, ...],
 ) -> Iterator[Score | str]:
     counts = {g.name: len([d for d in cluster.devices if d.group == g.name]) for g in cluster.groups}
-    depths = [p for p in (2, 4, 8, 16) if all(n % max(1, round(p * n / sum(counts.values()))) == 0 for n in counts.values())]
+    depths = [
+        p for p in (2, 4, 8, 16) if all(n % max(1, round(p * n / sum(counts.values()))) == 0 for n in counts.values())
+    ]
     for depth in depths:
         pins: list[StagePin] = []
         for name, n in counts.items():
             own = max(1, round(depth * n / sum(counts.values())))
-            pins += [StagePin(groups=(GroupPin(pool=name, devices=n // own, mesh=(n // own,) if n > own else ()),))] * own
+            pins += [
+                StagePin(groups=(GroupPin(pool=name, devices=n // own, mesh=(n // own,) if n > own else ()),))
+            ] * own
         for size in (s for s in sizes if global_batch // s >= 4 * len(pins)):
-            candidates = Candidates(cluster=cluster, graph_of=graph_of, facts=facts, restrict=_restriction((0,), _whole))
+            candidates = Candidates(
+                cluster=cluster, graph_of=graph_of, facts=facts, restrict=_restriction((0,), _whole)
+            )
             yield from _try(candidates, tuple(pins), size, global_batch // size, "gpipe")
             break
 
 
-def _try(candidates: Candidates, pins: tuple[StagePin, ...], size: int, count: int, schedule: str) -> Iterator[Score | str]:
+def _try(
+    candidates: Candidates, pins: tuple[StagePin, ...], size: int, count: int, schedule: str
+) -> Iterator[Score | str]:
     try:
         found = pinned_layout(candidates, pins, microbatch=size, microbatches=count, schedule=schedule)
     except PlanError as error:

@@ -42,7 +42,10 @@ def space_bound_s(request: "Request", candidates: Candidates) -> float:
         own[pool, devices] = min(own.get((pool, devices), math.inf), bound_s)
     bounds = []
     for own in fastest.values():
-        rate = sum(max((count / n / t for (p, n), t in own.items() if p == pool and t > 0), default=0.0) for pool, count in counts.items())
+        rate = sum(
+            max((count / n / t for (p, n), t in own.items() if p == pool and t > 0), default=0.0)
+            for pool, count in counts.items()
+        )
         bounds.append(1.0 / rate if rate else 0.0)
     return min(bounds, default=0.0)
 
@@ -64,7 +67,11 @@ def certificate(request: "Request", best: Score, candidates: Candidates, limit_f
 
 def describe_space(request: "Request") -> tuple[str, ...]:
     """What was and was not searched, in sentences."""
-    sizes = ", ".join(map(str, sorted(request.sizes))) if len(request.sizes) <= 8 else f"{len(request.sizes)} divisors of {request.global_batch}"
+    sizes = (
+        ", ".join(map(str, sorted(request.sizes)))
+        if len(request.sizes) <= 8
+        else f"{len(request.sizes)} divisors of {request.global_batch}"
+    )
     return (
         "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each replicated or "
         "split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",

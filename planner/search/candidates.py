@@ -11,13 +11,14 @@ from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
 from planner.search.intra_op import least_memory, solve
+from planner.search.priced import price_memory
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace, Remat, Setting
 
 AXIS_NAMES = ("data", "model")
 SCREEN = SearchBudget(relative_gap=0.02, prove=False, mip_nodes=200)
-FINAL = SearchBudget(relative_gap=0.005, mip_nodes=500)
+FINAL = SearchBudget(relative_gap=0.02, mip_nodes=50)
 Mesh = tuple[int, ...]
 Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
 
@@ -64,7 +65,9 @@ def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
         derived = derived_from_parameters(cls.ops, cls.tensors)
         kept = {n for op in cls.ops for n in op.saves if cls.tensors[n].role in ("activation", "batch")} - derived
         saved[key] = float(sum(cls.tensors[n].bytes for n in kept))
-        entries[key] = float(sum(cls.tensors[n].bytes for n in cls.inputs if cls.tensors[n].role in ("activation", "batch")))
+        entries[key] = float(
+            sum(cls.tensors[n].bytes for n in cls.inputs if cls.tensors[n].role in ("activation", "batch"))
+        )
     keys = [b.class_key for b in graph.blocks]
     return state, sum(saved[k] for k in keys), sum(entries[k] for k in keys), sum(saved.values())
 
@@ -86,6 +89,7 @@ class Candidates:
     solved: int = 0
     _spaces: dict[tuple[str, Mesh, int], ModelSpace] = field(default_factory=dict)
     _decisions: dict[tuple[object, ...], Decision | None] = field(default_factory=dict)
+    _price: float | None = None
     _footprints: dict[int, tuple[float, float, float, float]] = field(default_factory=dict)
     _free: dict[tuple[object, ...], Solution] = field(default_factory=dict)
 
@@ -96,15 +100,26 @@ class Candidates:
             facts = self.facts[pool.device.name]
             slowdown = max((d.slowdown for d in self.cluster.devices if d.group == pool.name), default=1.0)
             pricing = Pricing(
-                kind=facts.kind, mesh=mesh, axis_names=AXIS_NAMES[: len(mesh)] if len(mesh) > 1 else AXIS_NAMES[:1][: len(mesh)],
-                links=axis_links(pool, mesh) if mesh else (), op_times=facts.op_times,
-                collective_lines=facts.collective_lines, slowdown=slowdown,
+                kind=facts.kind,
+                mesh=mesh,
+                axis_names=AXIS_NAMES[: len(mesh)] if len(mesh) > 1 else AXIS_NAMES[:1][: len(mesh)],
+                links=axis_links(pool, mesh) if mesh else (),
+                op_times=facts.op_times,
+                collective_lines=facts.collective_lines,
+                slowdown=slowdown,
             )
             self._spaces[key] = ModelSpace(graph=self.graph_of(microbatch), pricing=pricing)
         return self._spaces[key]
 
     def decide(
-        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, *, share: float = 1.0, budget: SearchBudget = SCREEN
+        self,
+        pool: DeviceGroup,
+        mesh: Mesh,
+        microbatch: int,
+        setting: Setting,
+        *,
+        share: float = 1.0,
+        budget: SearchBudget = SCREEN,
     ) -> Decision | None:
         """The fastest decision that fits `share` of a device's free memory, or None."""
         key = (pool.name, mesh, microbatch, setting, share, budget)
@@ -115,7 +130,10 @@ class Candidates:
     def _decide(
         self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, share: float, budget: SearchBudget
     ) -> Decision | None:
-        if self._least_bytes(microbatch, setting) / math.prod(mesh) > share * self.facts[pool.device.name].kind.usable_bytes:
+        if (
+            self._least_bytes(microbatch, setting) / math.prod(mesh)
+            > share * self.facts[pool.device.name].kind.usable_bytes
+        ):
             return None
         space = self.space(pool, mesh, microbatch)
         problem = self._problem(space, setting, share * space.pricing.kind.usable_bytes)
@@ -128,9 +146,25 @@ class Candidates:
         if solution is None:
             solution = solve(problem, budget=budget)
             self.solved += 1
+        if not solution.status.found and solution.limit_fired:
+            priced = price_memory(problem, self._solve_free, self._price)
+            self._price = priced.price
+            if not priced.choice:
+                return None
+            found_s = evaluate(problem, priced.choice).time_s
+            return Decision(
+                space=space, setting=setting, choice=priced.choice, time_s=found_s, bound_s=min(found_s, priced.bound_s)
+            )
         if not solution.status.found:
             return None
-        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
+        return Decision(
+            space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s
+        )
+
+    def _solve_free(self, problem: IntraOpProblem) -> tuple[tuple[int, ...], float]:
+        self.solved += 1
+        solution = solve(problem)
+        return solution.choice, solution.bound_s
 
     def _least_bytes(self, microbatch: int, setting: Setting) -> float:
         """The memory row before anything is split: no mesh of n devices needs less than an n-th of it."""
@@ -148,7 +182,9 @@ class Candidates:
         """The fastest assignment without remat, memory aside; the same for every number of stages."""
         key = (pool.name, mesh, microbatch, setting.microbatches)
         if key not in self._free:
-            self._free[key] = solve(self._problem(self.space(pool, mesh, microbatch), setting, math.inf), budget=SearchBudget())
+            self._free[key] = solve(
+                self._problem(self.space(pool, mesh, microbatch), setting, math.inf), budget=SearchBudget()
+            )
             self.solved += 1
         return self._free[key]
 
@@ -165,7 +201,9 @@ class Candidates:
         solution = least_memory(self._problem(space, setting, space.pricing.kind.usable_bytes), budget=SCREEN)
         if not solution.choice:
             return None
-        return Decision(space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s)
+        return Decision(
+            space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s
+        )
 
     def both(
         self,

@@ -19,8 +19,11 @@ def explain_miss(request: "Request", missed: list[Score], candidates: Candidates
     """The error for a request that nothing satisfies."""
     nearest = min(missed, key=lambda s: s.missing_bytes, default=None) or _least_memory(request, candidates)
     if nearest is None:
-        return InfeasibleError("MP202", "no way to split this model over these devices exists, memory aside",
-                               "loosen the pins, or allow other stage counts")
+        return InfeasibleError(
+            "MP202",
+            "no way to split this model over these devices exists, memory aside",
+            "loosen the pins, or allow other stage counts",
+        )
     actor, group = max(nearest.groups.items(), key=lambda item: item[1].missing_bytes)
     stage = nearest.layout.stages[actor.stage]
     blocks = nearest.layout.graph.blocks[stage.start : stage.stop]
@@ -41,9 +44,13 @@ def explain_miss(request: "Request", missed: list[Score], candidates: Candidates
 def _items(group: GroupScore) -> str:
     cost = group.cost
     items = {
-        "parameters": cost.parameter_bytes, "gradients": cost.gradient_bytes, "optimizer state": cost.optimizer_bytes,
+        "parameters": cost.parameter_bytes,
+        "gradients": cost.gradient_bytes,
+        "optimizer state": cost.optimizer_bytes,
         f"activations of {group.in_flight} microbatches": group.in_flight * cost.saved_bytes,
-        "transients": cost.transient_bytes, "buffers": group.buffers_bytes, "runtime reserve": float(group.reserve_bytes),
+        "transients": cost.transient_bytes,
+        "buffers": group.buffers_bytes,
+        "runtime reserve": float(group.reserve_bytes),
     }
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in items.items() if size)
 
@@ -77,7 +84,10 @@ def _least_memory(request: "Request", candidates: Candidates) -> Score | None:
             graph = request.graph_of(size)
             group = GroupChoice(pool=pool.name, devices=devices, decision=decision, microbatches=tuple(range(count)))
             layout = Layout(
-                graph=graph, cluster=request.cluster, schedule="1f1b", microbatches=count,
+                graph=graph,
+                cluster=request.cluster,
+                schedule="1f1b",
+                microbatches=count,
                 stages=(StageChoice(start=0, stop=len(graph.blocks), groups=(group,)),),
             )
             found = score(layout)

@@ -1,4 +1,4 @@
-"""Blocks to stages on pools of devices: exact for the closed form S1 of `planner.search.stages`, or as near as limits allow.
+"""Blocks to stages on pools of devices: exact for the closed form S1 of `stages`, or as near to it as limits allow.
 
 S1 has two maxima, the largest stage time and the largest once-a-step time. A **box** holds all plans whose two maxima
 lie in two ranges; under the ranges' upper ends as caps, the stage DP gives the least Σ t + Σ send, so that
@@ -6,11 +6,12 @@ lie in two ranges; under the ranges' upper ends as caps, the stage DP gives the 
 * I1  step ≥ Σ t + Σ send + (m − 1)·(least bottleneck of the box) + (least once of the box)
 
 for every plan of the box. Boxes are taken best bound first: a wide one is halved, with the bound B2 of `stage_bounds`
-(devices priced, not counted) for each half; a narrow one goes through the DP, without the stages that B4 rules out. What
-of it can still beat the best plan, by I1, is a smaller box.
+(devices priced, not counted) for each half; a narrow one goes through the DP, without the stages that B4 rules out.
+What of it can still beat the best plan, by I1, is a smaller box.
 
-Where the device counts of the pools span too many combinations for the DP, it counts devices in larger units: its
-plans are still plans, the bound is then B2 alone, and the status says that a limit fired.
+Where the device counts of the pools span too many combinations for dense arrays, the DP counts devices in larger units
+to find good plans, and partial plans on single devices (`stage_labels`) then settle the box; where these grow too many,
+the box stays open with the bound B2, and the status says that a limit fired.
 """
 
 import heapq
@@ -21,8 +22,16 @@ import numpy as np
 
 from planner.search.problem import Floats, Ints, SearchBudget, SearchStatus
 from planner.search.stage_bounds import PricedStages
-from planner.search.stage_dp import StageDP
-from planner.search.stage_tables import StageTables, coarse_unit, coarsened, sparse_boundaries, stage_tables
+from planner.search.stage_dp import ExcessDP, StageDP
+from planner.search.stage_labels import StageLabels
+from planner.search.stage_tables import (
+    StageTables,
+    coarse_unit,
+    coarsened,
+    sparse_boundaries,
+    stage_excess,
+    stage_tables,
+)
 from planner.search.stages import Span, StagePlan, StageProblem, StageResult, score_stages
 
 ROUNDING = 1e-9
@@ -37,8 +46,14 @@ WIDE = 0.03
 NARROW = 0.01
 """The same where the DP counts devices in larger units, so that B2 alone bounds the box."""
 
-SCOUT_GROWTH, SCOUT_BOUNDARIES = 1.25, 44
+SCOUT_GROWTH, COARSE_BOUNDARIES = 1.25, 44
 """The quick searches for a first plan: growth of the cap from one to the next, and boundaries at which they cut."""
+
+RETRY = 1e-3
+"""Improvement of the best plan, as a share of it, after which a box that a work limit left open is tried again."""
+
+BOXES_LEFT = 5
+"""Boxes that a work limit left open, after which the search ends unless a better plan makes another try worthwhile."""
 
 
 def plan_stages(problem: StageProblem, *, keep: int = 1, budget: SearchBudget | None = None) -> StageResult:
@@ -52,7 +67,7 @@ def plan_stages(problem: StageProblem, *, keep: int = 1, budget: SearchBudget | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box:
-    """Plans whose largest stage time is in [low_s, cap_s] and whose largest once-a-step time is in [once_low_s, once_cap_s].
+    """Plans with their largest stage time in [low_s, cap_s] and largest once-a-step time in [once_low_s, once_cap_s].
 
     Attributes:
         bound_s: lower bound on their step time.
@@ -70,9 +85,9 @@ class _Box:
 class _StageSearch:
     """Best plans and bounds of one call."""
 
-    def __init__(self, problem: StageProblem, budget: SearchBudget, extra_bytes: float = 0.0):
-        self.problem, self.budget, self.extra_bytes = problem, budget, extra_bytes
-        self.tables = stage_tables(problem, extra_bytes)
+    def __init__(self, problem: StageProblem, budget: SearchBudget):
+        self.problem, self.budget = problem, budget
+        self.tables = stage_tables(problem)
         self.later = problem.microbatches - 1
         self.in_flight = [problem.in_flight(place) for place in range(1, problem.max_stages + 1)]
         self.in_flight = self.in_flight[: min(problem.max_stages, len(problem.blocks))]
@@ -86,59 +101,105 @@ class _StageSearch:
 
     def run(self, keep: int) -> StageResult:
         """Search all boxes."""
-        heap: list[tuple[float, int, _Box]] = []
+        left_s = self.find()
+        if not self.plans:
+            nearest = self._nearest()
+            if nearest is None or not nearest.fits:
+                return self._without_plan(nearest, left_s)
+            self.offer(nearest.spans)
+        plans = sorted(self.plans.values(), key=lambda plan: (plan.step_time_s, len(plan.stages), plan.spans))
+        closed = left_s >= self._limit()
+        return StageResult(
+            plans=tuple(plans[:keep]),
+            bound_s=min(left_s, self._limit()),
+            status=SearchStatus.optimal if closed else SearchStatus.feasible_limit,
+            limit_fired=not closed,
+            effort=self.effort,
+        )
+
+    def find(self) -> float:
+        """Fill `plans`. Returns the least bound of what no search could settle."""
         first = self._first_box()
-        bound_s, left_s = math.inf, math.inf  # left_s: bound of boxes that no search could settle
-        if first is not None:
-            self._scout(first)
-            heap.append((first.bound_s, 0, first))
+        if first is None:
+            return math.inf
+        self._scout(first)
+        return self._settle(first)
+
+    def _settle(self, first: _Box) -> float:
+        """Take boxes best bound first. Returns the least bound of those that stay open."""
+        heap = [(first.bound_s, 0, first)]
+        left: list[tuple[_Box, float]] = []  # boxes that a work limit left open, with the best time then
         order = 0
-        runs = self.budget.stage_runs if self.exact else self.budget.coarse_stage_runs
-        while heap and self.effort["boxes_searched"] < runs:
-            bound_s, _, box = heapq.heappop(heap)
-            if bound_s >= self._limit():
-                heap.clear()
-                break
+        while self.effort["boxes_searched"] < self.budget.stage_runs:
+            if not heap or heap[0][0] >= self._limit() or len(left) >= BOXES_LEFT:
+                again = [box for box, best_s in left if self.best_s < best_s * (1 - RETRY)]
+                if not again:
+                    break
+                left = [(box, best_s) for box, best_s in left if self.best_s >= best_s * (1 - RETRY)]
+                for box in again:
+                    order += 1
+                    heapq.heappush(heap, (box.bound_s, order, box))
+                continue
+            box = heapq.heappop(heap)[2]
             axis = self._wide(box)
-            parts = _halves(box, axis) if axis is not None else self._search(box)
+            if axis is None or not self.plans:  # without any plan, a narrow box is no more likely to hold one
+                parts = self._search(box)
+                if parts is None and axis is not None:
+                    parts = _halves(box, axis)
+            else:
+                parts = _halves(box, axis)
             if parts is None:
-                left_s = min(left_s, bound_s)
+                left.append((box, self.best_s))
                 continue
             for part in parts:
                 bounded = self._bounded(part)
                 if bounded is not None and bounded.bound_s < self._limit():
                     order += 1
                     heapq.heappush(heap, (bounded.bound_s, order, bounded))
-        if heap:
-            left_s = min(left_s, heap[0][0])
-        return self._result(keep, left_s)
+        return min((box.bound_s for box in [*(box for _, _, box in heap), *(box for box, _ in left)]), default=math.inf)
+
+    def _without_plan(self, nearest: StagePlan | None, left_s: float) -> StageResult:
+        if math.isfinite(left_s):
+            status = SearchStatus.unknown_limit
+        else:
+            status = SearchStatus.infeasible_devices if nearest is None else SearchStatus.infeasible_memory
+        return StageResult(
+            plans=(),
+            bound_s=left_s,
+            status=status,
+            nearest=nearest,
+            limit_fired=status is SearchStatus.unknown_limit,
+            effort=self.effort,
+        )
+
+    def _nearest(self) -> StagePlan | None:
+        """A plan whose worst stage misses its memory by least (among coarse plans where blocks or devices are many)."""
+        boundaries = sparse_boundaries(self.problem, COARSE_BOUNDARIES)
+        everything = stage_tables(self.problem, with_memory=False)
+        tables = coarsened(everything, boundaries, coarse_unit(everything, self.budget.stage_cells))
+        pick = np.ix_(np.arange(len(self.problem.options)), boundaries, boundaries)
+        dp = ExcessDP(
+            tables, tables.time_s, self.in_flight, lambda in_flight: stage_excess(self.problem, in_flight)[pick]
+        )
+        reached = min(dp.run(), default=None)
+        found = score_stages(self.problem, _at(boundaries, reached[1])) if reached else None
+        if found is None and (len(boundaries) <= len(self.problem.blocks) or not self.exact):
+            roomy = _StageSearch(_without_limits(self.problem), self.budget)
+            roomy.find()
+            found = score_stages(self.problem, min(roomy.plans)) if roomy.plans else None
+        return found
 
     def offer(self, spans: tuple[Span, ...]) -> None:
         """Score a plan and remember it."""
         if spans not in self.plans:
             plan = score_stages(self.problem, spans)
-            if math.isfinite(plan.step_time_s) and plan.worst.excess_bytes <= self.extra_bytes:
+            if plan.fits:
                 self.plans[spans] = plan
                 self.best_s = min(self.best_s, plan.step_time_s)
 
     def _limit(self) -> float:
         """Only plans faster than this are of interest."""
         return self.best_s - max(self.budget.relative_gap, ROUNDING) * self.best_s if self.plans else math.inf
-
-    def _result(self, keep: int, left_s: float) -> StageResult:
-        plans = sorted(self.plans.values(), key=lambda plan: (plan.step_time_s, len(plan.stages), plan.spans))
-        limit_s = self._limit()
-        if plans:
-            status = SearchStatus.optimal if left_s >= limit_s else SearchStatus.feasible_limit
-        else:
-            status = SearchStatus.unknown_limit if math.isfinite(left_s) else SearchStatus.infeasible_memory
-        return StageResult(
-            plans=tuple(plans[:keep]),
-            bound_s=min(left_s, limit_s) if plans else left_s,
-            status=status,
-            limit_fired=status in (SearchStatus.feasible_limit, SearchStatus.unknown_limit),
-            effort=self.effort,
-        )
 
     # Boxes
 
@@ -175,7 +236,7 @@ class _StageSearch:
         tables = self.tables
         time_s = self._allowed(tables, box)
         start = None if box.prices is None else np.array(box.prices)
-        found = PricedStages(tables, time_s).bound(start, self._limit() - self._floor_s(box))
+        found = PricedStages(tables, time_s, len(self.in_flight)).bound(start, self._limit() - self._floor_s(box))
         if not math.isfinite(found.bound_s):
             return None
         low_s = float(time_s[time_s >= box.low_s].min(initial=np.inf))
@@ -206,11 +267,14 @@ class _StageSearch:
         time_s = self._allowed(self.tables, box)
         limit_s = self._limit() - self._floor_s(box)
         if box.prices is not None:
-            through_s = PricedStages(self.tables, time_s).through(time_s, np.array(box.prices))
+            through_s = PricedStages(self.tables, time_s, len(self.in_flight)).through(time_s, np.array(box.prices))
             time_s = np.where(through_s < limit_s, time_s, np.inf)
         least_s = self._run_dp(self.dp_tables, time_s, limit_s, None)
         if not self.exact:
-            return None
+            labelled_s = self._run_labels(time_s, self._limit() - self._floor_s(box))
+            if labelled_s is None:
+                return None
+            least_s = labelled_s
         if not math.isfinite(least_s):
             return ()
         limit_s = self._limit() - least_s  # I1: what is left for the two maxima
@@ -235,21 +299,33 @@ class _StageSearch:
 
     def _run_dp(self, tables: StageTables, time_s: Floats, limit_s: float, boundaries: Ints | None) -> float:
         """Offer what the DP finds. Returns the least Σ t + Σ send below the limit, or inf."""
-        priced = PricedStages(tables, time_s)
+        priced = PricedStages(tables, time_s, len(self.in_flight))
         found = priced.bound(None, limit_s)
         if found.bound_s >= limit_s:
             return math.inf
         prices = found.prices[:PRICES_IN_DP]
         dp = StageDP(tables, time_s, self.in_flight, prices, priced.prefix(prices), limit_s)
         for _, spans in dp.run():
-            if boundaries is not None:
-                spans = tuple((int(boundaries[first]), int(boundaries[end]), option) for first, end, option in spans)
-            self.offer(spans)
+            self.offer(spans if boundaries is None else _at(boundaries, spans))
         return dp.least_s
+
+    def _run_labels(self, time_s: Floats, limit_s: float) -> float | None:
+        """As `_run_dp`, on single devices; None where a work limit fired."""
+        priced = PricedStages(self.tables, time_s, len(self.in_flight))
+        found = priced.bound(None, limit_s)
+        if found.bound_s >= limit_s:
+            return math.inf
+        prices = found.prices[:PRICES_IN_DP]
+        prefix_s = priced.prefix(prices)
+        labels = StageLabels(self.tables, time_s, self.in_flight, prices, prefix_s, limit_s, self.budget.stage_labels)
+        for _, spans in labels.run():
+            self.offer(spans)
+        self.effort["labels"] = self.effort.get("labels", 0) + len(labels.reached[0])
+        return labels.least_s if labels.complete else None
 
     def _scout(self, box: _Box) -> None:
         """First plans, from coarse DPs under growing caps."""
-        boundaries = sparse_boundaries(self.problem, SCOUT_BOUNDARIES)
+        boundaries = sparse_boundaries(self.problem, COARSE_BOUNDARIES)
         unit = coarse_unit(self.tables, self.budget.stage_cells)
         tables = coarsened(self.tables, boundaries, unit)
         cap_s = box.low_s
@@ -259,6 +335,22 @@ class _StageSearch:
             if cap_s >= box.cap_s:
                 break
             cap_s = min(max(cap_s * SCOUT_GROWTH, 1e-12), box.cap_s)
+
+
+def _at(boundaries: Ints, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Stages over all blocks from stages over some boundaries."""
+    return tuple((int(boundaries[first]), int(boundaries[end]), option) for first, end, option in spans)
+
+
+def _without_limits(problem: StageProblem) -> StageProblem:
+    """The problem with memory without limit."""
+    return replace(
+        problem,
+        options=tuple(
+            replace(option, groups=tuple(replace(group, memory_limit_bytes=math.inf) for group in option.groups))
+            for option in problem.options
+        ),
+    )
 
 
 def _halves(box: _Box, axis: str) -> tuple[_Box, _Box]:

@@ -209,7 +209,10 @@ class _Search:
         problem = reduced.problem
         elimination = Elimination.build(problem, self.budget.table_entries) if len(problem.budget_bytes) else None
         if elimination is None:
-            self.ilp(problem, reduced, math.inf)
+            if self.budget.prove:
+                self.ilp(problem, reduced, math.inf)
+            else:
+                self.limit_fired = True
             return
         relaxed = relax(problem, elimination, self.goal, self.budget)
         self.effort["dual_steps"] = relaxed.steps
@@ -218,7 +221,7 @@ class _Search:
             self.offer(reduced.invert(relaxed.choice))
         if not relaxed.through:
             return
-        if self.choice and not self.budget.prove:
+        if not self.budget.prove:
             self.limit_fired = True
             return
         distance = FIRST_CUTOFF * self.unit()

@@ -7,7 +7,7 @@ For every number of stages and a microbatch size:
 2. the stage DP (`inter_op`) cuts the blocks and hands out devices, over all of these options, exactly for its closed form;
 3. the best few are scored by event simulation, and the best plan is kept.
 
-The microbatch size starts where activations take about half of memory and moves to smaller or larger divisors of the
+The microbatch size starts where activations take about a third of memory and moves to smaller or larger divisors of the
 global batch while that helps; inner axis sizes that were far off are not tried again. The winner's decisions are solved
 once more to a tight gap.
 """
@@ -37,7 +37,7 @@ from planner.space.decision import Decision
 Say = Callable[[str, int, int], None]
 KEEP = 3  # plans of one DP that are simulated
 FAR = 1.2  # inner axis sizes slower than this times the best are not tried again
-PATIENCE = 3  # numbers of stages in a row that were no better, before larger ones are not tried
+PATIENCE = 2  # numbers of stages in a row that were no better, before larger ones are not tried
 DP = SearchBudget(relative_gap=0.005)
 
 
@@ -98,7 +98,9 @@ def microbatch_sizes(global_batch: int, *, largest: int | None = None, only: int
         return tuple(n for n in divisors if largest is None or n <= largest)
     if only not in divisors:
         near = ", ".join(str(n) for n in divisors[:12])
-        raise InputError("MP161", f"microbatch={only} does not divide the global batch of {global_batch}", f"sizes that do: {near}")
+        raise InputError(
+            "MP161", f"microbatch={only} does not divide the global batch of {global_batch}", f"sizes that do: {near}"
+        )
     return (only,)
 
 
@@ -143,7 +145,9 @@ class _Search:
         if self.best is None:
             raise explain_miss(request, self.missed, self.candidates)
         self._offer(self._polished(self.best))
-        return SearchResult(score=self.best, certificate=certificate(request, self.best, self.candidates, self.limit_fired))
+        return SearchResult(
+            score=self.best, certificate=certificate(request, self.best, self.candidates, self.limit_fired)
+        )
 
     def _pinned(self, schedule: ScheduleKind) -> None:
         assert self.request.pins is not None
@@ -152,7 +156,11 @@ class _Search:
             self.say("searching", done, len(self.request.sizes))
             try:
                 found = pinned_layout(
-                    self.candidates, self.request.pins, microbatch=size, microbatches=self.request.global_batch // size, schedule=schedule
+                    self.candidates,
+                    self.request.pins,
+                    microbatch=size,
+                    microbatches=self.request.global_batch // size,
+                    schedule=schedule,
                 )
             except InfeasibleError as error:
                 failure = error
@@ -166,11 +174,16 @@ class _Search:
         most = min(devices, blocks)
         if self.request.stages is not None:
             if self.request.stages > most:
-                raise InputError("MP160", f"stages={self.request.stages} was asked for; the model has {blocks} blocks and the cluster {devices} devices",
-                                 f"ask for at most {most}")
+                raise InputError(
+                    "MP160",
+                    f"stages={self.request.stages} was asked for; the model has {blocks} blocks and the cluster {devices} devices",
+                    f"ask for at most {most}",
+                )
             return (self.request.stages,)
         tried = range(1, 9) if devices <= 8 else (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-        fitting = [p for p in tried if p <= most and (p == 1 or self.request.global_batch // self.request.sizes[-1] >= p)]
+        fitting = [
+            p for p in tried if p <= most and (p == 1 or self.request.global_batch // self.request.sizes[-1] >= p)
+        ]
         if len(self.pools) == 1 and devices > 8:
             fitting = [p for p in fitting if devices % p == 0]
         return tuple(fitting)
@@ -194,11 +207,13 @@ class _Search:
         return value(at)
 
     def _start(self, stages: int) -> int:
-        """The largest microbatch whose activations take about half of a stage's memory, and with which a pipeline has
+        """The largest microbatch whose activations take about a third of a stage's memory, and with which a pipeline has
         four microbatches a stage."""
         batch, sizes = self.request.global_batch, self.request.sizes
         least = 4 * stages if stages > 1 else 1
-        room = 0.5 * sum(self.request.facts[d.kind.name].kind.usable_bytes for d in self.request.cluster.devices) / stages
+        room = (
+            0.5 * sum(self.request.facts[d.kind.name].kind.usable_bytes for d in self.request.cluster.devices) / stages
+        )
         each = self._bytes_per_example() / stages
         fitting = (i for i, n in enumerate(sizes) if batch // n >= least and n * each <= room)
         return next(fitting, len(sizes) - 1)
@@ -270,7 +285,13 @@ class _Search:
                 near = [m for m in every if inner_size(m) in self.near.get(pool.name, {inner_size(m)})]
                 for mesh in near or every:
                     for decision in self.candidates.both(
-                        pool, mesh, size, microbatches=count, stages=stages, in_flight=in_flight, incumbent_s=self._incumbent(stages, p, devices, count)
+                        pool,
+                        mesh,
+                        size,
+                        microbatches=count,
+                        stages=stages,
+                        in_flight=in_flight,
+                        incumbent_s=self._incumbent(stages, p, devices, count),
                     ):
                         whole[p].setdefault(devices, []).append(decision)
                         used = tuple(devices if q == p else 0 for q in range(len(self.pools)))
@@ -293,7 +314,9 @@ class _Search:
         if total <= 8:
             return tuple(n for n in sizes if n <= max(1, sum(self.counts) - stages + 1))
         if len(self.pools) == 1:
-            return tuple(n for n in sizes if n == total // stages) or (max(n for n in sizes if n <= max(1, total // stages)),)
+            return tuple(n for n in sizes if n == total // stages) or (
+                max(n for n in sizes if n <= max(1, total // stages)),
+            )
         share = sum(self.counts) / stages
         near = tuple(n for n in sizes if share / 2 <= n <= 1.5 * share)
         return near or (min(sizes, key=lambda n: abs(n - share)),)
@@ -313,7 +336,8 @@ class _Search:
     def _option(self, devices: tuple[int, ...], groups: list[tuple[Decision, int, int]]) -> StageOption:
         return StageOption(
             name=" + ".join(f"{d.space.pricing.kind.name}{d.space.mesh} {d.setting.remat}" for d, _, _ in groups),
-            devices=devices, groups=tuple(self._group(d, n, m) for d, n, m in groups),
+            devices=devices,
+            groups=tuple(self._group(d, n, m) for d, n, m in groups),
         )
 
     def _group(self, decision: Decision, share: int, of: int) -> GroupCosts:
@@ -330,7 +354,9 @@ class _Search:
             state_bytes=np.ceil(column(lambda c: c.state_bytes)),  # type: ignore[attr-defined]
             saved_bytes=np.ceil(column(lambda c: c.saved_bytes)),  # type: ignore[attr-defined]
             transient_bytes=np.ceil(column(lambda c: c.transient_bytes)),  # type: ignore[attr-defined]
-            memory_limit_bytes=float(kind.usable_bytes), share_numerator=share, share_denominator=of,
+            memory_limit_bytes=float(kind.usable_bytes),
+            share_numerator=share,
+            share_denominator=of,
         )
 
     def _problem(
@@ -344,9 +370,15 @@ class _Search:
         ]
         latency, rate = self._links(options)
         return StageProblem(
-            blocks=tuple(number[b.class_key] for b in graph.blocks), devices=tuple(self.counts), options=tuple(options),
-            boundary_bytes=np.array(crossing), send_latency_s=latency, send_s_per_byte=rate, microbatches=count,
-            schedule=schedule, max_stages=stages,
+            blocks=tuple(number[b.class_key] for b in graph.blocks),
+            devices=tuple(self.counts),
+            options=tuple(options),
+            boundary_bytes=np.array(crossing),
+            send_latency_s=latency,
+            send_s_per_byte=rate,
+            microbatches=count,
+            schedule=schedule,
+            max_stages=stages,
         )
 
     def _links(self, options: list[StageOption]) -> tuple[np.ndarray, np.ndarray]:
@@ -370,7 +402,9 @@ class _Search:
         pairs = np.array([[link(i, j) for j in range(len(options))] for i in range(len(options))])
         return pairs[:, :, 0], pairs[:, :, 1]
 
-    def _layout(self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int, schedule: ScheduleKind) -> Layout:
+    def _layout(
+        self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int, schedule: ScheduleKind
+    ) -> Layout:
         left = {g.name: list(pool_devices(self.request.cluster, g.name)) for g in self.pools}
         stages = []
         for stage in plan.stages:
@@ -381,9 +415,13 @@ class _Search:
             for g, (pool, decision) in enumerate(b.groups):
                 need = int(np.prod(decision.space.mesh)) if decision.space.mesh else 1
                 taken, left[pool.name] = left[pool.name][:need], left[pool.name][need:]
-                groups.append(GroupChoice(pool=pool.name, devices=tuple(taken), decision=decision, microbatches=tuple(shares[g])))
+                groups.append(
+                    GroupChoice(pool=pool.name, devices=tuple(taken), decision=decision, microbatches=tuple(shares[g]))
+                )
             stages.append(StageChoice(start=stage.first, stop=stage.end, groups=tuple(groups)))
-        return Layout(graph=graph, cluster=self.request.cluster, stages=tuple(stages), schedule=schedule, microbatches=count)
+        return Layout(
+            graph=graph, cluster=self.request.cluster, stages=tuple(stages), schedule=schedule, microbatches=count
+        )
 
 
 __all__ = ["Request", "SearchResult", "microbatch_sizes", "search"]

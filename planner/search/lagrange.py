@@ -1,7 +1,7 @@
 """Lagrangian relaxation of the memory rows, with exact elimination as its oracle.
 
-* L1  L(λ) = min_x time(x) + Σ_r λ_r (memory_r(x) + T₀ − budget_r)  for prices λ ≥ 0 in seconds a byte is a lower bound on
-  the time of every assignment that fits; T₀ is the smallest transient that any assignment can have. For the goal
+* L1  L(λ) = min_x time(x) + Σ_r λ_r (memory_r(x) + T₀ − budget_r)  for prices λ ≥ 0 in seconds a byte is a lower bound
+  on the time of every assignment that fits; T₀ is the smallest transient that any assignment can have. For the goal
   *excess*, time is left out and Σ_r λ_r = 1: a lower bound on the excess of the worst row.
 * L2  Prices follow Kelley's cutting planes: the next λ maximises θ subject to θ ≤ time_k + λ·excess_k over the
   assignments found so far. Each of these that fits is an incumbent; prices a little above the last ones give more.

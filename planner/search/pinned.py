@@ -49,11 +49,16 @@ def take_devices(cluster: Cluster, pins: Sequence[StagePin]) -> list[list[tuple[
         taken.append([])
         for group in stage.groups:
             if group.pool not in left:
-                raise InputError("MP160", f"stage {s} is pinned to group {group.pool!r}; the cluster has {', '.join(left)}", "")
+                raise InputError(
+                    "MP160", f"stage {s} is pinned to group {group.pool!r}; the cluster has {', '.join(left)}", ""
+                )
             have = left[group.pool]
             if len(have) < group.devices:
-                raise InputError("MP160", f"stage {s} is pinned to {group.devices} devices of {group.pool!r}, {len(have)} are left",
-                                 "pin fewer devices")
+                raise InputError(
+                    "MP160",
+                    f"stage {s} is pinned to {group.devices} devices of {group.pool!r}, {len(have)} are left",
+                    "pin fewer devices",
+                )
             taken[-1].append(tuple(have[: group.devices]))
             left[group.pool] = have[group.devices :]
     return taken
@@ -79,21 +84,33 @@ def pinned_layout(
             options = [
                 d
                 for mesh in ([pin.mesh] if pin.mesh is not None else meshes(pin.devices, pool.devices_per_node))
-                for d in candidates.both(pool, mesh, microbatch, microbatches=microbatches, stages=stages, in_flight=in_flight)
+                for d in candidates.both(
+                    pool, mesh, microbatch, microbatches=microbatches, stages=stages, in_flight=in_flight
+                )
             ]
             if not options:
-                raise InfeasibleError("MP201", f"stage {s} does not fit {pin.devices} devices of {pin.pool}", "pin more devices or a smaller microbatch")
+                raise InfeasibleError(
+                    "MP201",
+                    f"stage {s} does not fit {pin.devices} devices of {pin.pool}",
+                    "pin more devices or a smaller microbatch",
+                )
             row.append(min(options, key=lambda d: d.time_s))
         chosen.append(row)
     shares = [spread_shares(_counts([p.share for p in stage.groups], microbatches)) for stage in pins]
     stops = _stops(graph, pins, chosen)
     layout = Layout(
-        graph=graph, cluster=cluster, schedule=schedule, microbatches=microbatches,
+        graph=graph,
+        cluster=cluster,
+        schedule=schedule,
+        microbatches=microbatches,
         stages=tuple(
             StageChoice(
-                start=0 if s == 0 else stops[s - 1], stop=stops[s],
+                start=0 if s == 0 else stops[s - 1],
+                stop=stops[s],
                 groups=tuple(
-                    GroupChoice(pool=p.pool, devices=devices[s][g], decision=chosen[s][g], microbatches=tuple(shares[s][g]))
+                    GroupChoice(
+                        pool=p.pool, devices=devices[s][g], decision=chosen[s][g], microbatches=tuple(shares[s][g])
+                    )
                     for g, p in enumerate(stage.groups)
                 ),
             )
@@ -121,7 +138,11 @@ def _stops(graph: ModelGraph, pins: Sequence[StagePin], chosen: Sequence[Sequenc
     for stage, row in zip(pins, chosen, strict=True):
         total = sum(p.share for p in stage.groups)
         per_block = np.max(
-            [[p.share / total * _block_s(d, b.class_key) for b in graph.blocks] for p, d in zip(stage.groups, row, strict=True)], axis=0
+            [
+                [p.share / total * _block_s(d, b.class_key) for b in graph.blocks]
+                for p, d in zip(stage.groups, row, strict=True)
+            ],
+            axis=0,
         )
         prefix.append(np.concatenate([[0.0], np.cumsum(per_block)]))
     uncut = uncut_borders(graph)
@@ -139,7 +160,9 @@ def _stops(graph: ModelGraph, pins: Sequence[StagePin], chosen: Sequence[Sequenc
                 if cost < best[s + 1, stop]:
                     best[s + 1, stop], back[s + 1, stop] = cost, start
     if not np.isfinite(best[stages, count]):
-        raise InputError("MP160", f"the pinned block counts do not add up to the model's {count} blocks", "pin other counts, or none")
+        raise InputError(
+            "MP160", f"the pinned block counts do not add up to the model's {count} blocks", "pin other counts, or none"
+        )
     stops, at = [], count
     for s in range(stages, 0, -1):
         stops.append(at)

@@ -1,4 +1,4 @@
-"""The sharding choice inside a stage as numbers only: what the ILP reads, what it returns, and the one scoring function.
+"""The sharding choice inside a stage as numbers: what the ILP reads, what it returns, and the one scoring function.
 
 Nothing here knows ops, meshes or specs: a node has S strategies with costs, a tensor has a matrix of casts between the
 spec that its producer leaves (row) and the spec that a consumer needs (column). A cast (a, b) of a tensor is paid once
@@ -18,15 +18,15 @@ Ints = NDArray[np.int64]
 NOT_NEEDED = -1
 """Target spec index of a consumer strategy that does not read the tensor."""
 
-NODE_LIMIT_HINT = "Raise SearchBudget.mip_nodes to close the gap."
+LIMIT_HINT = "Raise the limits of SearchBudget to close the gap."
 
 
 class SearchStatus(Enum):
     """How a search ended; the value is a sentence for people, with the next step where there is one."""
 
     optimal = "The result is proven best in the declared search space, within the requested relative gap."
-    feasible_limit = f"A search limit fired: the best result found and a proven lower bound are given. {NODE_LIMIT_HINT}"
-    unknown_limit = f"A search limit fired before any result was found; a proven lower bound is given. {NODE_LIMIT_HINT}"
+    feasible_limit = f"A search limit fired: the best result found and a proven lower bound are given. {LIMIT_HINT}"
+    unknown_limit = f"A search limit fired before any result was found; a proven lower bound is given. {LIMIT_HINT}"
     infeasible_memory = (
         "Nothing in the search space fits into memory. `missing_bytes` says by how much the closest candidate misses; "
         "allow more devices, rematerialisation, a smaller microbatch, or a larger budget."
@@ -59,13 +59,13 @@ class SearchBudget:
 
     Attributes:
         relative_gap: stop when (best − bound) ≤ relative_gap × best.
-        prove: False is content with what the Lagrangian relaxation finds, where it finds anything, and its bound.
+        prove: False stops after the Lagrangian relaxation, with what it found (perhaps nothing) and its bound.
         mip_nodes: branch-and-bound nodes of one HiGHS solve.
         table_entries: largest table of one step of exact elimination; larger structures go to HiGHS.
         dual_steps: price updates of the Lagrangian relaxation.
-        stage_cells: combinations of device counts that the stage DP tells apart; above, it counts in larger units.
-        stage_runs, coarse_stage_runs: runs of the stage DP in one search, where it counts devices one by one, and where
-            it counts in larger units.
+        stage_cells: combinations of device counts up to which the stage DP works on dense arrays.
+        stage_runs: runs of the stage DP in one search.
+        stage_labels: partial plans of one number of stages that the stage DP may hold at once beyond dense arrays.
         wall_s: limit in seconds of one HiGHS solve, or None; where it fires results may differ between runs, and
             `limit_fired` says so.
     """
@@ -77,7 +77,7 @@ class SearchBudget:
     dual_steps: int = 40
     stage_cells: int = 200
     stage_runs: int = 60
-    coarse_stage_runs: int = 8
+    stage_labels: int = 20_000
     wall_s: float | None = None
 
 

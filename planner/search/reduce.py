@@ -103,9 +103,7 @@ def apply(
 class _Work:
     """The problem while it shrinks: masks of live strategies over the original indices."""
 
-    def __init__(
-        self, problem: IntraOpProblem, with_memory: bool, keep_rows: bool, allowed: tuple[Mask, ...] | None
-    ):
+    def __init__(self, problem: IntraOpProblem, with_memory: bool, keep_rows: bool, allowed: tuple[Mask, ...] | None):
         self.original = problem
         self.limits_bind = not keep_rows
         rows = np.arange(len(problem.budget_bytes)) if keep_rows else _binding_rows(problem)

@@ -27,7 +27,13 @@ class GroupScore:
     @property
     def total_bytes(self) -> float:
         cost = self.cost
-        return cost.state_bytes + self.in_flight * cost.saved_bytes + cost.transient_bytes + self.buffers_bytes + self.reserve_bytes
+        return (
+            cost.state_bytes
+            + self.in_flight * cost.saved_bytes
+            + cost.transient_bytes
+            + self.buffers_bytes
+            + self.reserve_bytes
+        )
 
     @property
     def missing_bytes(self) -> float:
@@ -167,8 +173,12 @@ def tied_seconds(layout: Layout) -> list[float]:
         owner = layout.stages[stages[0]].groups[0].devices
         for s in stages[1:]:
             other = layout.stages[s].groups[0].devices
-            time_s = transfer_time_s(float(facts.elements * facts.gradient_itemsize), transfer_link(layout.cluster, other, owner))
-            time_s += transfer_time_s(float(facts.elements * facts.itemsize), transfer_link(layout.cluster, owner, other))
+            time_s = transfer_time_s(
+                float(facts.elements * facts.gradient_itemsize), transfer_link(layout.cluster, other, owner)
+            )
+            time_s += transfer_time_s(
+                float(facts.elements * facts.itemsize), transfer_link(layout.cluster, owner, other)
+            )
             out[s] += time_s
             out[stages[0]] += time_s
     return out

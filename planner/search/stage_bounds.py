@@ -1,6 +1,7 @@
-"""Lower bounds of the stage DP: devices are priced instead of counted, so that the DP over blocks needs no device state.
+"""Lower bounds of the stage DP: devices are priced, not counted, so that the DP over blocks needs no device state.
 
-With a price μ_p ≥ 0 in seconds for each device of pool p, and only the stages (first, end, option) that a mask allows,
+With a price μ_p ≥ 0 in seconds for each device of pool p, and only the stages (first, end, option) that a mask allows
+(the number of stages is one more pool: every stage takes one of `max_stages`, at a price of its own),
 
 * B1  h_μ(j, e) = min over ways to cut blocks 0 … j − 1 into stages of Σ (t_s + μ·devices_s) + Σ send, the send into a
   following stage of link class e counted; h_μ(0, e) = 0. And g_μ(j, e) = the same for blocks j … L − 1 after a stage of
@@ -45,7 +46,7 @@ class PriceBound:
 
     Attributes:
         bound_s: B2 at the best prices; inf where no plan exists.
-        prices: [M, P] the prices tried, the best first.
+        prices: [M, P + 1] the prices tried, the best first; the last of each is the price of a stage.
     """
 
     bound_s: float
@@ -59,26 +60,32 @@ class PricedStages:
         time_s: [O, L + 1, L + 1] seconds of a stage by (option, first, end); inf where it may not be.
     """
 
-    def __init__(self, tables: StageTables, time_s: Floats):
+    def __init__(self, tables: StageTables, time_s: Floats, max_stages: int):
         self.tables = tables
+        self.have = np.append(tables.devices, max_stages).astype(np.float64)
         self.kinds = stage_kinds(tables)
         self.link = np.array([kind.link for kind in self.kinds])
-        self.used = np.array([kind.devices for kind in self.kinds])
+        self.used = np.array([(*kind.devices, 1) for kind in self.kinds], dtype=np.float64)
         self.size = time_s.shape[1]
         merged = np.stack([time_s[kind.options].min(axis=0) for kind in self.kinds])
-        self.by_end_s = np.ascontiguousarray(merged.transpose(2, 0, 1))  # [end, kind, first]
+        self.by_end_s: Floats = np.ascontiguousarray(merged.transpose(2, 0, 1))  # [end, kind, first]
         allowed = np.isfinite(self.by_end_s).any(axis=1)
         self.lowest = np.where(allowed.any(axis=1), allowed.argmax(axis=1), self.size).tolist()
+        single = np.diagonal(tables.time_s, offset=1, axis1=1, axis2=2)
+        self.most_s = float(
+            np.where(np.isfinite(single), single, 0.0).max(axis=0).sum() + tables.send_s.max(axis=(0, 1)).sum()
+        )
         self.into_s = tables.send_s[self.link]  # [kind, E, L + 1]: from a kind into a link class
 
     def bound(self, start: Floats | None, enough_s: float = math.inf) -> PriceBound:
         """B2 with good prices.
 
         Args:
-            start: [P] prices to begin with.
+            start: [P + 1] prices to begin with.
             enough_s: stop once the bound reaches this.
         """
-        pools = len(self.tables.devices)
+        pools = len(self.have)
+        enough_s = min(enough_s, self.most_s * 1.001)
         tried: list[tuple[float, Floats]] = []
         cuts: list[tuple[float, Floats]] = []
         queue = [np.zeros(pools)] if start is None or not start.any() else [np.zeros(pools), start]
@@ -93,17 +100,19 @@ class PricedStages:
                 return PriceBound(bound_s=math.inf, prices=prices[None])
             scale_s = scale_s if tried else max(cost_s, 1e-12)
             tried.append((value_s, prices))
-            cuts.append((cost_s, used - self.tables.devices))
+            cuts.append((cost_s, used - self.have))
             best_s = max(value for value, _ in tried)
+            if best_s > self.most_s * (1 + 1e-9):  # no plan costs that much: the devices do not suffice
+                return PriceBound(bound_s=math.inf, prices=prices[None])
             if best_s >= enough_s or model_s - best_s <= 1e-4 * abs(best_s):
                 break
-            if len(tried) == 1 and (used <= self.tables.devices).all():
+            if len(tried) == 1 and (used <= self.have).all():
                 break
         tried.sort(key=lambda item: -item[0])
         return PriceBound(bound_s=tried[0][0], prices=np.array([prices for _, prices in tried]))
 
     def prefix(self, prices: Floats) -> Floats:
-        """[M, E, L + 1] h_μ(j, e) of B1 for M price vectors [M, P]."""
+        """[M, E, L + 1] h_μ(j, e) of B1 for M price vectors [M, P + 1]."""
         prefix = np.full((len(prices), self.tables.send_s.shape[0], self.size), np.inf)
         prefix[:, :, 0] = 0.0
         paid = prices @ self.used.T
@@ -115,7 +124,7 @@ class PricedStages:
         return prefix
 
     def through(self, time_s: Floats, prices: Floats) -> Floats:
-        """[O, L + 1, L + 1] B4 for one price vector [P]."""
+        """[O, L + 1, L + 1] B4 for one price vector [P + 1]."""
         tables, size = self.tables, self.size
         paid = self.used @ prices
         suffix = np.full((tables.send_s.shape[0], size), np.inf)
@@ -125,7 +134,7 @@ class PricedStages:
             best = (by_first_s[first, :, first + 1 :] + suffix[self.link, first + 1 :]).min(axis=1) + paid
             suffix[:, first] = (best + tables.send_s[:, self.link, first]).min(axis=1)
         prefix = self.prefix(prices[None])[0]
-        own_s = time_s + (tables.used @ prices - float(prices @ tables.devices))[:, None, None]
+        own_s = time_s + (tables.used @ prices[:-1] + prices[-1] - float(prices @ self.have))[:, None, None]
         return prefix[tables.link][:, :, None] + own_s + suffix[tables.link][:, None, :]
 
     def _cheapest(self, prices: Floats) -> tuple[float, float, Floats]:
@@ -159,22 +168,19 @@ class PricedStages:
             if end == 0:
                 break
             kind = int(kind_of[self.link[kind], end])
-        return value_s - float(prices @ self.tables.devices), value_s - float(prices @ used), used
+        return value_s - float(prices @ self.have), value_s - float(prices @ used), used
 
-    def _next_prices(
-        self, cuts: list[tuple[float, Floats]], scale_s: float, enough_s: float
-    ) -> tuple[Floats, float]:
+    def _next_prices(self, cuts: list[tuple[float, Floats]], scale_s: float, enough_s: float) -> tuple[Floats, float]:
         """The prices at which the cuts' lower envelope is highest, and its height."""
-        pools, count = len(self.tables.devices), len(cuts)
-        share = np.maximum(self.tables.devices, 1)
+        pools, count = len(self.have), len(cuts)
+        share = np.maximum(self.have, 1)
         excess = np.array([over for _, over in cuts]) / share
         rows, columns = np.indices((count, pools + 1))
-        ceiling = min(enough_s / scale_s * 1.01, PRICE_LIMIT) if enough_s > 0 else PRICE_LIMIT
         result = minimise(
             LinearProgram(
                 objective=np.concatenate([[-1.0], np.zeros(pools)]),
                 lower=np.concatenate([[-np.inf], np.zeros(pools)]),
-                upper=np.concatenate([[max(ceiling, 1.0)], np.full(pools, PRICE_LIMIT)]),
+                upper=np.concatenate([[max(enough_s / scale_s, 1.0) * 1.01], np.full(pools, PRICE_LIMIT)]),
                 integer=np.zeros(pools + 1, dtype=bool),
                 rows=rows.ravel(),
                 columns=columns.ravel(),

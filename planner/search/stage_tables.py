@@ -35,8 +35,8 @@ class StageTables:
     send_s: Floats
 
 
-def stage_tables(problem: StageProblem, extra_bytes: float = 0.0) -> StageTables:
-    """Tables of a problem, with every memory limit raised by `extra_bytes`."""
+def stage_tables(problem: StageProblem, *, with_memory: bool = True) -> StageTables:
+    """Tables of a problem; without memory, every range fits."""
     shape = (len(problem.options), len(problem.blocks) + 1, len(problem.blocks) + 1)
     time_s, once_s = np.zeros(shape), np.zeros(shape)
     room = np.full(shape, problem.microbatches, dtype=np.int64)
@@ -47,7 +47,8 @@ def stage_tables(problem: StageProblem, extra_bytes: float = 0.0) -> StageTables
                 time_s[index], group.share * _range_sum(group.forward_s[classes] + group.backward_s[classes])
             )
             once_s[index] = np.maximum(once_s[index], _range_sum(group.once_s[classes]))
-            room[index] = np.minimum(room[index], _room(group, classes, problem.microbatches, extra_bytes))
+            if with_memory:
+                room[index] = np.minimum(room[index], _room(group, classes, problem.microbatches))
     valid = np.arange(shape[1])[:, None] < np.arange(shape[2])[None, :]
     room = np.where(valid & np.isfinite(time_s), room, 0)
     time_s = np.where(valid & (room > 0), time_s, np.inf)
@@ -73,17 +74,39 @@ def _range_sum(costs: Floats) -> Floats:
     return np.where(blocked[None, :] > blocked[:, None], np.inf, total[None, :] - total[:, None])
 
 
-def _room(group: GroupCosts, classes: Ints, microbatches: int, extra_bytes: float) -> Ints:
+def _range_max(costs: Floats) -> Floats:
+    """[L + 1, L + 1] largest cost in [first, end), 0 where that is empty."""
+    size = len(costs) + 1
+    inside = np.arange(size)[:, None] <= np.arange(size - 1)[None, :]
+    largest = np.maximum.accumulate(np.where(inside, costs[None, :], 0.0), axis=1)
+    return np.concatenate([np.zeros((size, 1)), largest], axis=1)
+
+
+def _room(group: GroupCosts, classes: Ints, microbatches: int) -> Ints:
     """[L + 1, L + 1] most microbatches that a stage may hold for one of its groups to fit (S3)."""
-    size = len(classes) + 1
-    largest = np.broadcast_to(group.transient_bytes[classes][None, :], (size, size - 1)).copy()
-    largest[np.arange(size)[:, None] > np.arange(size - 1)[None, :]] = 0.0
-    transient = np.concatenate([np.zeros((size, 1)), np.maximum.accumulate(largest, axis=1)], axis=1)
     saved = _range_sum(group.saved_bytes[classes])
-    left = group.memory_limit_bytes + extra_bytes - _range_sum(group.state_bytes[classes]) - transient
+    left = (
+        group.memory_limit_bytes - _range_sum(group.state_bytes[classes]) - _range_max(group.transient_bytes[classes])
+    )
     most = np.where(saved > 0, np.floor(left / np.where(saved > 0, saved, 1.0)), microbatches)
     own = np.where(left >= 0, np.clip(most, 0, microbatches), 0).astype(np.int64)
     return np.minimum(own * group.share_denominator // group.share_numerator, microbatches)
+
+
+def stage_excess(problem: StageProblem, in_flight: int) -> Floats:
+    """[O, L + 1, L + 1] bytes by which the worst group of a stage exceeds its limit while it holds `in_flight` (S3)."""
+    classes = np.array(problem.blocks)
+    excess = []
+    for option in problem.options:
+        groups = [
+            _range_sum(group.state_bytes[classes])
+            + group.in_flight(in_flight) * _range_sum(group.saved_bytes[classes])
+            + _range_max(group.transient_bytes[classes])
+            - group.memory_limit_bytes
+            for group in option.groups
+        ]
+        excess.append(np.maximum.reduce(groups))
+    return np.stack(excess)
 
 
 def _links(problem: StageProblem) -> tuple[Ints, Floats]:

@@ -238,9 +238,10 @@ def score_stages(problem: StageProblem, spans: tuple[Span, ...]) -> StagePlan:
     fill_s = sum(stage.time_s for stage in stages)
     bottleneck_s = max(stage.time_s for stage in stages)
     once_s = max(stage.once_s for stage in stages)
+    steady_s = (problem.microbatches - 1) * bottleneck_s if problem.microbatches > 1 else 0.0
     return StagePlan(
         stages=tuple(stages),
-        step_time_s=fill_s + sends_s + (problem.microbatches - 1) * bottleneck_s + once_s,
+        step_time_s=fill_s + sends_s + steady_s + once_s,
         fill_s=fill_s,
         sends_s=sends_s,
         bottleneck_s=bottleneck_s,

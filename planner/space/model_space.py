@@ -28,10 +28,12 @@ from costmodel.graph import BlockClass, ModelGraph, Source, Tensor, derived_from
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides, operand_spec, result_spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
-from planner.space.parameters import Storage, parameter_matrix, state_bytes, storages, update_bytes
+from planner.space.parameters import Storage, parameter_matrix, state_bytes, storages, update_bytes, whole_storage
 
 Remat = Literal["none", "full"]
 PORT_LIMIT = 48
+HEAVY = 0.01  # share of the model's FLOPs from which an op is split over every axis that can split it
+SMALL = 1e-3  # share of the model's parameters below which one is kept whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +120,24 @@ class ModelSpace:
             self.traffic[key] = Traffic.of_block(cls.ops, cls.tensors, outputs)
             self.derived[key] = derived_from_parameters(cls.ops, cls.tensors)
             for i, group in enumerate(self.groups[key]):
-                self._add(("group", key, str(i)), GroupNode(key, group, group_strategies(group, self.mesh, cls.tensors)))
+                options = self._working(key, group, group_strategies(group, self.mesh, cls.tensors))
+                self._add(("group", key, str(i)), GroupNode(key, group, options))
         self._parameters()
         for name, dim in graph.batch_dims.items():
             self._add(("batch", name), BatchNode(name, self._batch_specs(graph.values[name], dim)))
         self._ports()
         self._ends()
+
+    def _working(self, key: str, group: Group, options: tuple[GroupStrategy, ...]) -> tuple[GroupStrategy, ...]:
+        """Without options that run a heavy product whole on some axis though it could be split there."""
+        heavy = [
+            i for i, op in enumerate(group.ops)
+            if op.work in ("matmul", "conv") and op.flops * self.counts[key] >= HEAVY * self.graph.forward_flops
+        ]
+        for axis in range(len(self.mesh)):
+            split = tuple(o for o in options if all(o.ops[i][axis] >= 0 for i in heavy))
+            options = split or options
+        return options
 
     @property
     def mesh(self) -> tuple[int, ...]:
@@ -164,7 +178,8 @@ class ModelSpace:
             key, name = places[0]
             tensor = self.graph.classes[key].tensors[name]
             facts = self.graph.params[next(iter(names[node]))]
-            options = storages(tensor.shape, self.mesh, facts.trained)
+            small = facts.elements < SMALL * sum(p.elements for p in self.graph.params.values())
+            options = (whole_storage(len(self.mesh)),) if small else storages(tensor.shape, self.mesh, facts.trained)
             index = self._add(node, ParameterNode(tuple(names[node]), tensor, tuple(places), len(items[node]), options))
             for place in places:
                 self.index["place", *place] = index

@@ -53,6 +53,12 @@ class ParameterCost:
     collectives: tuple[tuple[str, str, int], ...]
 
 
+def whole_storage(axes: int) -> Storage:
+    """Everything whole on every device."""
+    whole = (REPLICATED,) * axes
+    return Storage(whole, whole, whole)
+
+
 def storages(shape: Sequence[int], mesh: Sequence[int], trained: bool) -> tuple[Storage, ...]:
     """Every way to store a parameter of this (layer's) shape on a mesh."""
     dims = [d for d, n in enumerate(shape) if n > 1]

@@ -19,6 +19,7 @@ from planner.planfile.schema import Certificate, Plan
 from planner.search.candidates import Candidates, Facts
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.score import Score
+from planner.space.model_space import Setting
 
 SLOW = {
     "name": "Slow-CPU",
@@ -60,8 +61,13 @@ class ChosenRemat(Candidates):
 
     remat: str | None = None
 
-    def both(self, *args, **kwargs):
-        return tuple(d for d in super().both(*args, **kwargs) if self.remat in (None, d.setting.remat))
+    def both(self, pool, mesh, microbatch, *, microbatches, stages, in_flight, **more):
+        if self.remat is None:
+            given = {"microbatches": microbatches, "stages": stages, "in_flight": in_flight, **more}
+            return super().both(pool, mesh, microbatch, **given)
+        setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=self.remat)
+        decision = self.decide(pool, mesh, microbatch, setting)
+        return () if decision is None else (decision,)
 
 
 def executed_plan(

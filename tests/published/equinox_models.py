@@ -86,7 +86,7 @@ def eqx_convnet() -> Published:
     def build(key: Any) -> Any:
         a, b, c = jax.random.split(key, 3)
         return eqx.nn.Sequential([
-            eqx.nn.Conv2d(3, 16, 4, key=a), eqx.nn.MaxPool2d(2), eqx.nn.Lambda(jax.nn.relu), eqx.nn.GroupNorm(4, 16),
+            eqx.nn.Conv2d(3, 16, 4, key=a), eqx.nn.MaxPool2d(2, 2), eqx.nn.Lambda(jax.nn.relu), eqx.nn.GroupNorm(4, 16),
             eqx.nn.Conv2d(16, 32, 3, padding=1, key=b), eqx.nn.Lambda(jax.nn.leaky_relu), eqx.nn.AdaptiveAvgPool2d(2),
             eqx.nn.Lambda(jnp.ravel), eqx.nn.Linear(128, 8, key=c),
         ])

@@ -58,7 +58,9 @@ def random_problem(
     count = nodes - 1 if tree else (int(rng.integers(0, nodes + 2)) if tensors is None else tensors)
     for index in range(count):
         producer = index if tree else int(rng.integers(0, nodes))
-        consumers = [int(rng.integers(index + 1, nodes))] if tree else rng.integers(0, nodes, rng.integers(1, 4)).tolist()
+        consumers = (
+            [int(rng.integers(index + 1, nodes))] if tree else rng.integers(0, nodes, rng.integers(1, 4)).tolist()
+        )
         source_count, target_count = int(rng.integers(1, specs + 1)), int(rng.integers(1, specs + 1))
         shape = (source_count, target_count)
         edges.append(

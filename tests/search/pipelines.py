@@ -55,7 +55,7 @@ def random_stage_problem(
     kinds = rng.integers(0, 2, options)
     speed = rng.integers(0, 3, (2, 2)).astype(float)
     return StageProblem(
-        blocks=tuple(int(x) for x in rng.integers(0, classes, blocks - 1)) + (classes - 1,),
+        blocks=(*(int(x) for x in rng.integers(0, classes, blocks - 1)), classes - 1),
         devices=tuple(int(rng.choice([2, 3, 5, 6, 7])) for _ in range(pools)),
         options=tuple(made),
         boundary_bytes=rng.integers(0, 3, blocks - 1).astype(float),

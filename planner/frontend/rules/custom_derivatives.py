@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import linear_call
 
 from costmodel.sharding import PARTIAL, VARYING
 from planner.frontend import jax_compat as jc
-from planner.frontend.flat import Equation, Operand, Value
+from planner.frontend.flat import COMPOSITES, Equation, Operand, Value
 from planner.frontend.joint import Classes, Joined, Obstacle, spread
 from planner.frontend.rules.base import Placement, register
 from planner.frontend.rules.factors import is_inexact
@@ -34,7 +36,6 @@ from planner.frontend.rules.region import (
     once,
     output_states,
     state_of,
-    total_backward_flops,
     total_flops,
 )
 
@@ -50,10 +51,15 @@ class Custom(Region):
     """Base: the function itself, and what its derivative adds."""
 
     def call(self, eqn: Equation, classes: Classes) -> Joined:
-        return load(eqn, eqn.params["call_jaxpr"], "p:", classes, self.moving(eqn))
+        """The function itself, which runs where nothing is differentiated."""
+        return load(eqn, eqn.params["call_jaxpr"], "p:", classes, (False,) * len(eqn.inputs))
 
     def static(self, eqn: Equation) -> dict[str, Any]:
-        return {"consts": eqn.params["num_consts"], "moving": self.moving(eqn)}
+        return {"consts": self.consts(eqn), "moving": self.moving(eqn)}
+
+    def consts(self, eqn: Equation) -> int:
+        """Leading operands that the user's derivative knows nothing of."""
+        return eqn.params["num_consts"]
 
     def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
         """The programs of the derivative, their dims joined with those of the function."""
@@ -74,7 +80,7 @@ class Custom(Region):
             inner.whole = f"tracing the custom derivative failed: {type(error).__name__}: {str(error).splitlines()[:1]}"
             whole: list[list[object]] = [[None] * len(shape) for shape in eqn.in_shapes]
             inner.operand_dims, inner.result_dims = whole, [[None] * len(shape) for shape in eqn.out_shapes]
-            inner.backward_flops = total_backward_flops(call)
+            inner.backward_flops = 2 * total_flops(call)
             return inner
         inner.backward_flops = sum(total_flops(j) for name, j in inner.programs.items() if name != "call")
         return inner
@@ -93,7 +99,7 @@ class CustomJvp(Custom):
 
     def _zeros(self, eqn: Equation) -> tuple[bool, ...]:
         """For each primal whether the rule is told that its tangent is zero; most rules want zeros as arrays."""
-        consts = eqn.params["num_consts"]
+        consts = self.consts(eqn)
         if eqn.params["symbolic_zeros"]:
             return tuple(not m for m in self.moving(eqn)[consts:])
         return tuple(not is_inexact(o) for o in eqn.inputs[consts:])
@@ -101,9 +107,9 @@ class CustomJvp(Custom):
     def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
         zeros = self._zeros(eqn)
         rule, out_zeros = once(eqn, "derivative", lambda: jc.custom_jvp_jaxpr(eqn.params, zeros))
-        primals = call.program.inputs[eqn.params["num_consts"] :]
-        moves = [m for m, z in zip(self.moving(eqn)[eqn.params["num_consts"] :], zeros, strict=True) if not z]
-        tangent = load(eqn, rule, "t:", classes, (*(False,) * len(zeros), *moves))
+        primals = call.program.inputs[self.consts(eqn) :]
+        moves = [m for m, z in zip(self.moving(eqn)[self.consts(eqn) :], zeros, strict=True) if not z]
+        tangent = load(eqn, rule, "t:", classes, (*(False,) * len(zeros), *moves), derivative=True)
         moving = [v for v, z in zip(primals, zeros, strict=True) if not z]
         for a, b in zip((*primals, *moving), tangent.program.inputs, strict=True):
             join_dims(classes, a, b)
@@ -136,7 +142,7 @@ class CustomJvp(Custom):
         call = self.runner(eqn, place, "call")
         if "tangent" not in self.inner(eqn).programs:
             return call(*args)
-        tangent, consts = self.runner(eqn, place, "tangent"), eqn.params["num_consts"]
+        tangent, consts = self.runner(eqn, place, "tangent"), self.consts(eqn)
         zeros, out_zeros = self._zeros(eqn), eqn.memo["derivative"][1]
         function = jax.custom_jvp(lambda *args: call(*args))
 
@@ -155,9 +161,9 @@ class CustomVjp(Custom):
     """Keeps the user's backward function."""
 
     def derivative(self, eqn: Equation, classes: Classes, call: Joined) -> dict[str, Joined]:
-        consts, results = eqn.params["num_consts"], len(eqn.outputs)
+        consts, results = self.consts(eqn), len(eqn.outputs)
         moving = self.moving(eqn)[consts:]
-        closed, residuals = once(eqn, "forward", lambda: jc.custom_vjp_forward(eqn.params, moving))
+        closed, residuals = once(eqn, "forward", lambda: self.ahead(eqn, moving))
         forward = load(eqn, closed, "f:", classes, (False,) * len(moving))
         floats = [is_inexact(v) for v in eqn.outputs]
         outs = forward.program.outputs
@@ -175,6 +181,14 @@ class CustomVjp(Custom):
             join_dims(classes, call.program.inputs[consts + i], b)
         return {"forward": forward, "backward": backward}
 
+    def ahead(self, eqn: Equation, moving: Sequence[bool]) -> tuple[Any, int]:
+        """The forward function as a closed jaxpr of arguments -> (residuals, results), and the number of residuals."""
+        return jc.custom_vjp_forward(eqn.params, tuple(moving))
+
+    def back(self, eqn: Equation, residuals: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+        """What the backward function gives each argument: a cotangent or a symbolic zero."""
+        return jc.custom_vjp_backward(eqn.params)(*residuals, *cotangents)
+
     def _backward(self, eqn: Equation, moving: Sequence[bool], residual: Sequence[Operand]) -> tuple[Any, tuple[int, ...]]:
         """The user's backward as a jaxpr of residuals and cotangents, and the operands that it gives a cotangent."""
         floats = [is_inexact(v) for v in eqn.outputs]
@@ -184,7 +198,7 @@ class CustomVjp(Custom):
             at = iter(given)
             passed = [next(at) if isinstance(o, Value) else o.value for o in residual]  # flags stay what they are
             full = [next(at) if f else _no_cotangent(v.shape) for f, v in zip(floats, eqn.outputs, strict=True)]
-            found = jc.custom_vjp_backward(eqn.params)(*passed, *full)
+            found = self.back(eqn, passed, full)
             kept[:] = [i for i, ct in enumerate(found) if moving[i] and not jc.is_zero(ct)]
             return [found[i] for i in kept]
 
@@ -217,7 +231,7 @@ class CustomVjp(Custom):
         back = spread(backward, root, into, allow_max=NUMBER)
         if isinstance(back, Obstacle):
             return back
-        consts = eqn.params["num_consts"]
+        consts = self.consts(eqn)
         expected = [cotangent(operands[consts + i]) for i in eqn.memo["backward"][1]]
         if output_states(backward, back) != expected:
             return Obstacle(eqn, "the custom backward leaves a cotangent split differently than its operand")
@@ -236,7 +250,7 @@ class CustomVjp(Custom):
         if "forward" not in self.inner(eqn).programs:
             return call(*args)
         forward, backward = self.runner(eqn, place, "forward"), self.runner(eqn, place, "backward")
-        consts, results, kept = eqn.params["num_consts"], len(eqn.outputs), eqn.memo["backward"][1]
+        consts, results, kept = self.consts(eqn), len(eqn.outputs), eqn.memo["backward"][1]
         floats = [is_inexact(v) for v in eqn.outputs]
         outputs = self.inner(eqn).programs["forward"].program.outputs
         equal = [a for a, code in zip(place.axis_names, place.strategy, strict=True) if code == VARYING]
@@ -268,3 +282,77 @@ def _no_cotangent(shape: tuple[int, ...]) -> Any:
     """What JAX passes for a result that has no cotangent."""
     return np.zeros(shape, jax.dtypes.float0)
 
+
+
+@register(*COMPOSITES)
+class Composite(CustomVjp):
+    """A primitive that a package defines as a function of others, with a derivative that JAX finds by its rules.
+
+    The primitive's implementation is its program, its vjp the derivative. In a derivative it stays one linear function
+    with its own transpose.
+    """
+
+    def consts(self, eqn: Equation) -> int:
+        return 0
+
+    def call(self, eqn: Equation, classes: Classes) -> Joined:
+        closed = once(eqn, "call", lambda: jc.implementation(eqn.primitive, eqn.params, [o.aval for o in eqn.inputs]))
+        return load(eqn, closed, "p:", classes, (False,) * len(eqn.inputs))
+
+    def describe(self, eqn: Equation) -> str:
+        return f"{super().describe(eqn)}{eqn.transposed}"
+
+    def _along(self, eqn: Equation, moving: Sequence[bool], args: Sequence[Any]) -> Any:
+        """The primitive as a function of the arguments that move."""
+
+        def function(*given: Any) -> list[Any]:
+            some = iter(given)
+            return jc.bind(eqn.primitive, [next(some) if m else a for a, m in zip(args, moving, strict=True)], eqn.params)
+
+        return function
+
+    def ahead(self, eqn: Equation, moving: Sequence[bool]) -> tuple[Any, int]:
+        def whole(*args: Any) -> list[Any]:
+            if eqn.transposed:
+                kept = [a for a, m in zip(args, moving, strict=True) if not m]
+                return [*kept, *jc.bind(eqn.primitive, args, eqn.params)]
+            own = [a for a, m in zip(args, moving, strict=True) if m]
+            results, pull = jax.vjp(self._along(eqn, moving, args), *own)
+            kept, eqn.memo["pull"] = jax.tree.flatten(pull)
+            return [*kept, *results]
+
+        closed = jax.make_jaxpr(whole)(*(jax.ShapeDtypeStruct(o.shape, o.aval.dtype) for o in eqn.inputs))
+        return closed, len(closed.out_avals) - len(eqn.outputs)
+
+    def back(self, eqn: Equation, residuals: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+        moving = self.moving(eqn)
+        if eqn.transposed:
+            fixed = iter(residuals)
+            args = [None if m else next(fixed) for m in moving]
+            own = [jax.ShapeDtypeStruct(o.shape, o.aval.dtype) for o, m in zip(eqn.inputs, moving, strict=True) if m]
+            floats = [i for i, v in enumerate(eqn.outputs) if is_inexact(v)]
+            along = self._along(eqn, moving, args)
+            pull = jax.linear_transpose(lambda *given: [along(*given)[i] for i in floats], *own)
+            found = iter(pull([cotangents[i] for i in floats]))
+        else:
+            found = iter(jax.tree.unflatten(eqn.memo["pull"], residuals)(list(cotangents)))
+        return [next(found) if m else None for m in moving]
+
+    def run(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
+        if not eqn.transposed or not any(self.moving(eqn)):
+            return super().run(eqn, place, args)
+        call, backward = self.runner(eqn, place, "call"), self.runner(eqn, place, "backward")
+        moving, kept = self.moving(eqn), eqn.memo["backward"][1]
+        at = [i for i, m in enumerate(moving) if m]
+
+        def forward(fixed: list[Any], own: list[Any]) -> list[Any]:
+            some, others = iter(own), iter(fixed)
+            return call(*(next(some) if m else next(others) for m in moving))
+
+        def transpose(fixed: list[Any], cotangents: list[Any]) -> list[Any]:
+            arriving = [ct for ct, v in zip(cotangents, eqn.outputs, strict=True) if is_inexact(v)]
+            found = dict(zip(kept, backward(*fixed, *arriving), strict=True))
+            return [found[i] if i in found else jnp.zeros_like(args[i]) for i in at]
+
+        fixed = [a for a, m in zip(args, moving, strict=True) if not m]
+        return linear_call(forward, transpose, fixed, [args[i] for i in at])

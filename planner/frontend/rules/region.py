@@ -19,7 +19,7 @@ from costmodel.graph import Factor, Op
 from costmodel.sharding import PARTIAL, VARYING, Spec
 from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import program_text
-from planner.frontend.flat import REGIONS, Equation, Operand, Program, Value, flatten
+from planner.frontend.flat import REGIONS, Equation, Operand, Program, Use, Value, flatten
 from planner.frontend.gradients import annotated, depends, depends_in_loop
 from planner.frontend.joint import Classes, Joined, Obstacle, Spread, class_size, join_ops, make_ops, spread
 from planner.frontend.ops import op_from_equation, rule_for
@@ -86,12 +86,15 @@ def once(eqn: Equation, key: str, make: Callable[[], Any]) -> Any:
 
 
 def load(
-    eqn: Equation, closed: Any, prefix: str, classes: Classes, moving: Sequence[bool], loop: Loop | None = None
+    eqn: Equation, closed: Any, prefix: str, classes: Classes, moving: Sequence[bool], loop: Loop | None = None,
+    derivative: bool = False,
 ) -> Joined:
     """A program inside an equation, flat, with its ops, its dims joined in `classes`.
 
     Args:
         moving: for each input whether a cotangent may reach it.
+        derivative: the program is linear in the inputs that move, and JAX will transpose it. Custom derivatives inside
+            have had their effect, and such a function may call itself.
     """
     names = [f"{prefix}in.{i}" for i in range(len(closed.jaxpr.invars))]
     seeds = [n for n, m in zip(names, moving, strict=True) if m]
@@ -99,10 +102,12 @@ def load(
     def moved_in(program: Program) -> set[str]:
         return depends_in_loop(program, loop.carry, loop.consts, seeds) if loop else depends(program, seeds)
 
+    derivative = derivative or eqn.transposed
     flat: dict[str, Program] = once(eqn, "programs", dict)
     if prefix not in flat:
-        program = flatten(jc.as_closed(closed), names, prefix, differentiated=any(moving))
-        flat[prefix] = annotated(program, moved_in(program))
+        use: Use = "transposed" if derivative else "differentiated" if any(moving) else "run"
+        program = flatten(jc.as_closed(closed), names, prefix, use=use)
+        flat[prefix] = annotated(program, moved_in(program), transposed=derivative)
     program = flat[prefix]
     moved = moved_in(program)
     ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved))
@@ -270,13 +275,16 @@ class Region(Rule):
         return inner
 
     def places(self, eqn: Equation) -> dict[int, Place]:
-        """A dim of an operand or result that each factor splits."""
-        facts = self.factorise(eqn)
+        """A dim of an operand or result that each factor splits (but for the dims that a loop walks along)."""
+        facts, inner = self.factorise(eqn), self.inner(eqn)
         found: dict[int, Place] = {}
-        for side, tensors in (("in", facts.in_dims), ("out", facts.out_dims)):
+        for side, tensors, items in (
+            ("in", facts.in_dims, inner.operand_dims), ("out", facts.out_dims, inner.result_dims)
+        ):
             for position, dims in enumerate(tensors):
                 for dim, parts in enumerate(dims):
-                    found.update({f: (side, position, dim) for f in parts})
+                    if items[position][dim] is not None:
+                        found.update({f: (side, position, dim) for f in parts})
         return found
 
     def splitting_together(self, eqn: Equation, places: tuple[Place, ...]) -> Equation | None:

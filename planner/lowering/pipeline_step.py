@@ -1,0 +1,141 @@
+"""The arrays of one pipelined step on their way: what each action takes, hands on and lets go of.
+
+An array lives no longer than its readers need it: a sent value until the last stage took it, residuals until their
+backward, cotangents until they arrived. Carried state has a version for each microbatch, as a stage may run ahead of
+another that still reads an older one.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from planner.frontend.flat import Value
+from planner.lowering.group_programs import GroupPrograms
+from planner.lowering.state import TrainState
+
+if TYPE_CHECKING:
+    from planner.lowering.pipeline import PipelineTrainer
+
+Actor = tuple[int, int]  # stage, group
+Key = tuple[str, int]  # value, microbatch
+
+
+class PipelineStep:
+    """One step of a `PipelineTrainer`."""
+
+    def __init__(self, trainer: "PipelineTrainer", state: TrainState, leaves: dict[str, Any]):
+        self.trainer, self.state, self.leaves = trainer, state, leaves
+        self.feed = trainer.feed
+        self.values: dict[Key, Any] = {}
+        self.unread: dict[Key, int] = {}
+        self.cotangents: dict[Key, Any] = {}
+        self.residuals: dict[tuple[Actor, int], Any] = {}
+        self.totals = {actor: p.zeros() for actor, p in trainer.programs.items() if trainer.shares[actor]}
+        self.losses: dict[str, list[Any]] = {}
+        self.results: dict[Key, Any] = {}  # aux outputs and new state
+
+    def _params(self, actor: Actor) -> dict[str, Any]:
+        return self.state.params[self.trainer.index[actor]]
+
+    def _arriving(self, programs: GroupPrograms, name: str, i: int) -> Any:
+        if name in self.leaves:
+            x = self.leaves[name][i] if self.feed.is_split(name) else self.leaves[name]
+        elif name in self.feed.state_updates:
+            x = self._carried(name, i)
+        else:
+            x = self.values[name, i]
+            self.unread[name, i] -= 1
+            if not self.unread[name, i]:
+                del self.values[name, i], self.unread[name, i]
+        return jax.device_put(x, programs.sharding(programs.value_specs[name]))
+
+    def _carried(self, name: str, i: int) -> Any:
+        """A leaf of the carried state as microbatch `i` sees it."""
+        if i == 0:
+            return self.state.carried[name]
+        operand = self.feed.state_updates[name]
+        if not isinstance(operand, Value):
+            return jnp.asarray(operand.value, operand.aval.dtype)
+        if operand.name in self.feed.state_updates:
+            return self._carried(operand.name, i - 1)
+        return self.results[operand.name, i - 1]
+
+    def forward(self, actor: Actor, i: int) -> None:
+        programs = self.trainer.programs[actor]
+        given = {name: self._arriving(programs, name, i) for name in programs.value_specs}
+        sent, losses, self.residuals[actor, i] = programs.forward(self._params(actor), given)
+        for name, x in sent.items():
+            if self.trainer.readers[name]:
+                self.values[name, i], self.unread[name, i] = x, self.trainer.readers[name]
+            if name in programs.micro.results:
+                self.results[name, i] = x
+        for name, x in losses.items():
+            self.losses.setdefault(name, []).append(x)
+
+    def backward(self, actor: Actor, i: int) -> None:
+        trainer, programs = self.trainer, self.trainer.programs[actor]
+        arrived = {}
+        for name in programs.kept.moving:
+            if name in programs.micro.losses:
+                continue
+            sharding = programs.sharding(programs.sent_specs[name])
+            if (name, i) in self.cotangents:
+                arrived[name] = jax.device_put(self.cotangents.pop((name, i)), sharding)
+            else:  # a result that the loss does not depend on
+                tensor = programs.micro.tensor(name)
+                arrived[name] = jnp.zeros(tensor.shape, tensor.dtype, device=sharding)
+        back, self.totals[actor] = programs.backward(
+            self._params(actor), self.residuals.pop((actor, i)), arrived, self.totals[actor]
+        )
+        for name, x in back.items():
+            maker = trainer.programs[trainer.runner[trainer.maker[name], i]]
+            x = jax.device_put(x, maker.sharding(maker.sent_specs[name]))
+            known = self.cotangents.get((name, i))
+            self.cotangents[name, i] = x if known is None else known + x
+
+    def finish(self) -> tuple[TrainState, dict[str, Any]]:
+        trainer, feed = self.trainer, self.feed
+        parts = {n: sum(jnp.sum(jnp.asarray(np.asarray(x))) for x in self.losses[n]) for n in self.losses}
+        loss, scale = feed.combine(feed.loss_totals(parts))
+        new = self._update(scale)
+        params = [dict(p) for p in self.state.params]
+        for key, part in trainer.updater.parts.items():
+            for actor, index in trainer.index.items():
+                p = trainer.programs[actor]
+                if part.name in p.micro.held and (part.held.items is None or actor[0] == part.stage):
+                    params[index][part.name] = jax.device_put(new[f"param/{key}"], p.sharding(p.param_specs[part.name]))
+        optimizer = {n: new[n] for n in trainer.updater.state_owner}
+        carried = {n: self._carried(n, feed.microbatches) for n in self.state.carried}
+        state = TrainState(tuple(params), optimizer, carried, self.state.unused)
+        metrics: dict[str, Any] = {"loss": loss}
+        if feed.capture.task.has_aux:
+            made = {n: [np.asarray(self.results[n, i]) for i in range(feed.microbatches)] for n in feed.aux_names if n}
+            metrics["aux"] = feed.aux({n: jnp.stack(rows) for n, rows in made.items()})
+        return state, metrics
+
+    def _update(self, scale: Any) -> dict[str, Any]:
+        """Reduces gradients, joins those of groups and of tied parameters on the owner, and runs the optimizer."""
+        trainer, updater = self.trainer, self.trainer.updater
+        reduced = {actor: trainer.programs[actor].reduce(t) for actor, t in self.totals.items()}
+        values: dict[str, Any] = dict(self.state.optimizer)
+        for key, part in updater.parts.items():
+            owner = trainer.programs[part.stage, 0]
+            sharding = owner.sharding(owner.reduced_specs[part.name])
+            grads = [
+                jax.device_put(g[part.name], sharding)
+                for actor, g in sorted(reduced.items())
+                if part.name in g and (part.held.items is None or actor[0] == part.stage)
+            ]
+            total = grads[0]
+            for g in grads[1:]:
+                total = total + g
+            if scale is not None:
+                total = (total * jax.device_put(scale, owner.sharding(PartitionSpec()))).astype(total.dtype)
+            values[f"grad/{key}"] = total
+            values[f"param/{key}"] = self._params((part.stage, 0))[part.name]
+        for piece in updater.update_program.pieces:
+            values.update(trainer.run_piece("update", piece, values, updater.new_names, ""))
+        return updater.collect_update(values)
