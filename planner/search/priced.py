@@ -28,7 +28,9 @@ class Priced:
 
 
 def price_memory(
-    problem: IntraOpProblem, solve_free: Callable[[IntraOpProblem], tuple[tuple[int, ...], float]]
+    problem: IntraOpProblem,
+    solve_free: Callable[[IntraOpProblem], tuple[tuple[int, ...], float]],
+    start: float | None = None,
 ) -> Priced:
     """Bisects the price of the worst row's bytes.
 

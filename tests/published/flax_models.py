@@ -94,7 +94,10 @@ def linen_convnet() -> Published:
         logits, new = model.apply({"params": params, "batch_stats": state}, batch["image"], mutable=["batch_stats"])
         return cross_entropy(logits, batch["label"]), new["batch_stats"]
 
-    return make(loss, lambda: variables()["params"], batch, state=lambda: variables()["batch_stats"])
+    return make(
+        loss, lambda: variables()["params"], batch, state=lambda: variables()["batch_stats"],
+        independent_microbatches=True,
+    )
 
 
 def _nnx(model: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:

@@ -43,7 +43,7 @@ def _stateful(net: Callable[..., Any], image: Any) -> Published:
 
     return make(
         loss, lambda: model.init(jax.random.key(0), sample)[0], {"image": image, "label": classes(8)},
-        state=lambda: model.init(jax.random.key(0), sample)[1],
+        state=lambda: model.init(jax.random.key(0), sample)[1], independent_microbatches=True,
     )
 
 

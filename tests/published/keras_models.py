@@ -11,7 +11,7 @@ from tests.published.functions import Published, classes, cross_entropy, make, n
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
-def _model(build: Callable[[Any], Any], batch: Any, loss: Callable[[Any, Any], Any]) -> Published:
+def _model(build: Callable[[Any], Any], batch: Any, loss: Callable[[Any, Any], Any], **options: Any) -> Published:
     """A training function of a Keras model: `loss` of its output and the batch, plus its own regularisation losses."""
     import keras
 
@@ -26,13 +26,16 @@ def _model(build: Callable[[Any], Any], batch: Any, loss: Callable[[Any, Any], A
         return [np.asarray(v.value) for v in variables]
 
     return make(
-        run, lambda: values(model.trainable_variables), batch, state=lambda: values(model.non_trainable_variables)
+        run, lambda: values(model.trainable_variables), batch, state=lambda: values(model.non_trainable_variables),
+        **options,
     )
 
 
 def _images(build: Callable[[Any], Any], size: int) -> Published:
+    """An image classifier; most of these have batch normalisation."""
     batch = {"x": normal(size, size, 3), "label": classes(8)}
-    return _model(build, batch, lambda logits, batch: cross_entropy(logits, batch["label"]))
+    loss = lambda logits, batch: cross_entropy(logits, batch["label"])  # noqa: E731
+    return _model(build, batch, loss, independent_microbatches=True)
 
 
 @published("keras")
@@ -65,7 +68,7 @@ def keras_convnext() -> Published:
 
         return ConvNeXt(
             depths=[1, 1, 3, 1], projection_dims=[16, 16, 32, 32], input_shape=(32, 32, 3), weights=None, classes=8,
-            classifier_activation=None, name="tiny", weights_name="", drop_path_rate=0.1,
+            classifier_activation=None, name="tiny", weights_name="",
         )
 
     return _images(build, 32)

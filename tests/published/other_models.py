@@ -116,19 +116,19 @@ def numpyro_svi() -> Published:
 
 
 @published("distrax", "haiku")
-def distrax_masked_autoregressive_flow() -> Published:
+def distrax_coupling_flow() -> Published:
     import distrax
     import haiku as hk
 
     def log_prob(x: Any) -> Any:
         bijectors = []
         for i in range(3):
-            net = hk.Sequential([hk.nets.MLP([32, 32], activate_final=True), hk.Linear(8, w_init=jnp.zeros)])
+            net = hk.Sequential([hk.nets.MLP([32, 32], activate_final=True), hk.Linear(8), hk.Reshape((4, 2))])
 
             def bijector(parameters: Any) -> Any:
-                return distrax.ScalarAffine(parameters[..., :4], log_scale=jnp.tanh(parameters[..., 4:]))
+                return distrax.ScalarAffine(parameters[..., 0], log_scale=jnp.tanh(parameters[..., 1]))
 
-            bijectors.append(distrax.MaskedCoupling(jnp.arange(4) % 2 == i % 2, bijector, net))
+            bijectors.append(distrax.MaskedCoupling(np.arange(4) % 2 == i % 2, bijector, net))
         base = distrax.MultivariateNormalDiag(jnp.zeros(4), jnp.ones(4))
         return distrax.Transformed(base, distrax.Inverse(distrax.Chain(bijectors))).log_prob(x)
 

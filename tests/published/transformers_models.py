@@ -218,7 +218,7 @@ def hf_resnet() -> Published:
 
     return make(
         loss, lambda: variables()["params"], {"image": normal(3, 16, 16), "label": classes(8)},
-        state=lambda: variables()["batch_stats"],
+        state=lambda: variables()["batch_stats"], independent_microbatches=True,
     )
 
 
@@ -244,7 +244,8 @@ def hf_clip() -> Published:
         return (cross_entropy(out.logits_per_text, labels) + cross_entropy(out.logits_per_image, labels)) / 2
 
     shape = ((1, LENGTH), (1, 16, 16, 3))
-    return make(loss, _init(model, shape), {"ids": tokens(LENGTH, VOCABULARY), "image": normal(3, 16, 16)})
+    batch = {"ids": tokens(LENGTH, VOCABULARY), "image": normal(3, 16, 16)}
+    return make(loss, _init(model, shape), batch, independent_microbatches=True)
 
 
 @published("transformers", "flax")
