@@ -27,7 +27,10 @@ EQUATIONS_A_LAYER = 8
 def unrolled(equations: int) -> planner.TrainingTask:
     """A deep network as a Python loop: every layer is traced anew, about eight equations each."""
     layers = equations // EQUATIONS_A_LAYER
-    shapes = {"kernel": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), "bias": jax.ShapeDtypeStruct((WIDTH,), jnp.float32)}
+    shapes = {
+        "kernel": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32),
+        "bias": jax.ShapeDtypeStruct((WIDTH,), jnp.float32),
+    }
 
     def loss(params: list[dict[str, jax.Array]], batch: jax.Array) -> jax.Array:
         x = batch
@@ -69,14 +72,18 @@ def tasks(models: list[str] | None, equations: int) -> Iterator[planner.Training
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", action="append", help="built-in name; repeatable; default: all, and the unrolled one")
+    parser.add_argument(
+        "--model", action="append", help="built-in name; repeatable; default: all, and the unrolled one"
+    )
     parser.add_argument("--equations", type=int, default=44_000, help="of the unrolled function (default 44000)")
     parser.add_argument("--limit-s", type=float, default=20.0, help="for one capture (default 20)")
     arguments = parser.parse_args()
     slow = []
     print(f"{'model':24} {'equations':>9} {'blocks':>6} {'classes':>7} {'capture':>9} {'graph':>9}")
     for task in tasks(arguments.model, arguments.equations):
-        traced = jax.make_jaxpr(task.loss_fn)(task.params, task.batch, **({"state": task.state} if task.state is not None else {}))
+        traced = jax.make_jaxpr(task.loss_fn)(
+            task.params, task.batch, **({"state": task.state} if task.state is not None else {})
+        )
         start_s = time.perf_counter()
         captured = capture(task, task.batch_size)
         captured_s = time.perf_counter() - start_s

@@ -65,7 +65,9 @@ def show(result: dict[str, Any]) -> list[str]:
     print(f"  uses              {used}, {result['stages']} stages")
     for name, ratio in result["ratios"].items():
         print(f"  {name:17} {f'takes {ratio:.2f} times as long' if ratio else 'does not fit'}")
-    missed = [f"slower than {name}" for name, ratio in result["ratios"].items() if ratio is not None and ratio < 1 - 1e-9]
+    missed = [
+        f"slower than {name}" for name, ratio in result["ratios"].items() if ratio is not None and ratio < 1 - 1e-9
+    ]
     if case["limit_s"] and result["took_s"] > case["limit_s"]:
         missed.append(f"took more than {case['limit_s']:.0f} s")
     if result["peak_bytes"] > MOST_BYTES:

@@ -2,13 +2,13 @@
 
 An op is described by its **factors**: named loop dims with sizes. Each operand and result dim is an ordered list of
 factors, major to minor, so a reshape that merges ``heads`` and ``head_dim`` keeps its meaning: only the major factor of
-a dim can be split over devices. A matrix product ``bm,mn->bn`` has the factors b, m, n; m is in no result, so a split of
-it leaves a pending sum.
+a dim can be split over devices. A matrix product ``bm,mn->bn`` has the factors b, m, n; m is in no result, so a split
+of it leaves a pending sum.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Role = Literal["param", "batch", "state", "rng", "const", "activation"]
@@ -179,6 +179,7 @@ class ModelGraph:
         params: by value name.
         loss: names of the loss, or of the sum and the weight; '' for a constant.
         results: names of new state and aux leaves, which every device must end up with whole.
+        carried: state leaf -> the value that replaces it for the next microbatch.
     """
 
     name: str
@@ -190,6 +191,7 @@ class ModelGraph:
     params: dict[str, Parameter]
     loss: tuple[str, ...]
     results: tuple[str, ...]
+    carried: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def forward_flops(self) -> float:

@@ -127,7 +127,9 @@ class CastTable:
                 share = np.prod(np.where(split, 1.0 / np.array(self.mesh), 1.0), axis=1) if len(pair) else np.zeros(0)
                 fixed, slope = (lines[line, 0], lines[line, 1] * share) if len(pair) else (share, share)
                 for weight in (fixed, slope):
-                    table = np.bincount(pair, weights=weight, minlength=count * count).astype(float).reshape(count, count)
+                    table = (
+                        np.bincount(pair, weights=weight, minlength=count * count).astype(float).reshape(count, count)
+                    )
                     table[algebra.impossible] = np.inf if weight is fixed else 0.0
                     tables.append(table)
             self._prices[dims] = CastPrices(algebra.index, *tables)

@@ -1,13 +1,11 @@
 """The Python API: `plan`, `compile_plan`, `reference` and what they need, on files or objects."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from costmodel.cluster import Cluster
-from costmodel.errors import InfeasibleError, InputError
+from costmodel.errors import InfeasibleError, InputError, ProfileError
 from costmodel.graph import ModelGraph
 from planner.assemble import assemble_plan, main_dtype, model_record
 from planner.frontend.capture import Capture, capture
@@ -22,6 +20,7 @@ from planner.search.baselines import Baseline, baselines
 from planner.search.candidates import Facts
 from planner.search.joint import Request, SearchResult, microbatch_sizes, search
 from planner.search.pinned import StagePin
+from planner.search.score import Score
 from profiles.apply import apply_profile
 from profiles.cluster_files import load_cluster
 from profiles.schema import Profile
@@ -82,21 +81,34 @@ def plan(
         sizes = (global_batch,)
     graphs = _Graphs(task)
     say("capturing", 0, 1)
-    graph = graphs(sizes[0])
+    graphs(sizes[0])
     facts, notes = _facts(target, measured)
-    findings += [Finding(code="MP303", severity="note", message=note) for note in notes]
-    findings += _unknown_ops(graph)
+    findings += [Finding(code="MP172", severity="note", message=note) for note in notes]
     request = Request(
-        cluster=target, graph_of=graphs, facts=facts, global_batch=global_batch, sizes=sizes, schedule=schedule,
-        stages=stages, pins=pins, one_group=task.state is not None,
+        cluster=target,
+        graph_of=graphs,
+        facts=facts,
+        global_batch=global_batch,
+        sizes=sizes,
+        schedule=schedule,
+        stages=stages,
+        pins=pins,
+        one_group=task.state is not None,
     )
     result = search(request, say)
+    findings += _unknown_ops(result.score)
     scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()
     label = name or f"{task.name} on {target.name}"
     return assemble_plan(
-        result.score, name=label, model=_record(graphs(result.score.layout.graph.microbatch), task, spec, sequence),
-        certificate=result.certificate, baselines=scored, findings=tuple(findings), versions=_versions(),
-        tokens_per_example=task.tokens_per_example, provenance=_provenance(result, measured),
+        result.score,
+        name=label,
+        model=_record(graphs(result.score.layout.graph.microbatch), task, spec, sequence),
+        certificate=result.certificate,
+        baselines=scored,
+        findings=tuple(findings),
+        versions=_versions(),
+        tokens_per_example=task.tokens_per_example,
+        provenance=_provenance(result, measured),
         profile=None if measured is None else apply_profile_id(target, measured),
     )
 
@@ -121,11 +133,21 @@ def _microbatch_findings(
         return []
     where = f" in {check.op} ({check.source})" if check.op else ""
     message = f"the batch cannot be split into microbatches: {check.reason}{where}"
-    hint = ("declare what the loss is: reduction='weighted' and return (sum, weight) for a masked mean; "
-            "independent_microbatches=True where each microbatch's own statistics are wanted")
+    hint = (
+        "declare what the loss is: reduction='weighted' and return (sum, weight) for a masked mean; "
+        "independent_microbatches=True where each microbatch's own statistics are wanted"
+    )
     if pinned is not None and pinned != global_batch:
         raise InputError("MP170", f"microbatch={pinned} was asked for, but {message}", hint)
-    return [Finding(code="MP170", severity="warning", message=f"{message}; planned as one microbatch", hint=hint, where=check.source)]
+    return [
+        Finding(
+            code="MP170",
+            severity="warning",
+            message=f"{message}; planned as one microbatch",
+            hint=hint,
+            where=check.source,
+        )
+    ]
 
 
 def _facts(cluster: Cluster, profile: Profile | None) -> tuple[dict[str, Facts], list[str]]:
@@ -137,14 +159,10 @@ def _facts(cluster: Cluster, profile: Profile | None) -> tuple[dict[str, Facts],
     notes: list[str] = []
     for group in cluster.groups:
         try:
-            applied = apply_profile(group.device, profile, devices=len([d for d in cluster.devices if d.group == group.name]))
-        except InputError:
-            raise
-        except Exception as error:
-            from costmodel.errors import ProfileError
-
-            if not isinstance(error, ProfileError):
-                raise
+            applied = apply_profile(
+                group.device, profile, devices=len([d for d in cluster.devices if d.group == group.name])
+            )
+        except ProfileError as error:
             errors.append(error)
             continue
         facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives)
@@ -161,21 +179,32 @@ def apply_profile_id(cluster: Cluster, profile: Profile) -> str:
     return profile_id(profile)
 
 
-def _unknown_ops(graph: ModelGraph) -> list[Finding]:
-    """Ops without a rule: replicated, with their share of the FLOPs."""
+def _unknown_ops(score: Score) -> list[Finding]:
+    """Ops without a rule: whole on every device, with their share of the predicted time."""
     found: dict[tuple[str, str], float] = {}
-    total = graph.forward_flops or 1.0
-    for block in graph.blocks:
-        for op in graph.classes[block.class_key].ops:
-            if not op.known:
-                found[op.primitive, op.source] = found.get((op.primitive, op.source), 0.0) + op.flops
+    total = 0.0
+    for stage in score.layout.stages:
+        decision = stage.groups[0].decision
+        space = decision.space
+        for block in score.layout.graph.blocks[stage.start : stage.stop]:
+            key = block.class_key
+            total += decision.costs[key].forward_s + decision.costs[key].backward_s
+            for op in space.graph.classes[key].ops:
+                if not op.known:
+                    strategy = decision.op_strategies[key][op.name]
+                    cost = space.pricing.op(op, strategy, space.graph.classes[key].tensors, space.traffic[key])
+                    place = (op.primitive, op.source)
+                    found[place] = found.get(place, 0.0) + cost.forward_s + cost.backward_s
     return [
         Finding(
-            code="MP171", severity="warning", where=source,
-            message=f"{primitive} ({source or 'no source line'}) has no rule: it runs whole on every device; {flops / total:.2%} of the FLOPs as estimated",
+            code="MP171",
+            severity="warning",
+            where=source,
+            message=f"{primitive} ({source or 'no source line'}) has no rule: it runs whole on every device; "
+            f"{spent / (total or 1.0):.2%} of the predicted compute time, by an assumed cost",
             hint="register a rule for it (planner.frontend.rules.base.register) to have it split",
         )
-        for (primitive, source), flops in sorted(found.items())
+        for (primitive, source), spent in sorted(found.items())
     ]
 
 
@@ -194,7 +223,9 @@ def _baseline_plan(baseline: Baseline) -> BaselinePlan:
 
     score = baseline.score
     return BaselinePlan(
-        name=baseline.name, description=baseline.description, feasible=score is not None,
+        name=baseline.name,
+        description=baseline.description,
+        feasible=score is not None,
         step_time_s=score.time_s if score else None,
         peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()) if score else None,
         reason=baseline.reason,
@@ -234,11 +265,21 @@ def _provenance(result: SearchResult, profile: Profile | None) -> Mapping[str, s
     if profile is not None:
         compute = "interpolated"
     return {
-        "compute": compute, "communication": "interpolated" if profile is not None else "datasheet",
-        "memory": "assumed", "step_time": weakest(compute, "datasheet" if profile is None else "interpolated"),
+        "compute": compute,
+        "communication": "interpolated" if profile is not None else "datasheet",
+        "memory": "assumed",
+        "step_time": weakest(compute, "datasheet" if profile is None else "interpolated"),
     }
 
 
 __all__ = [
-    "Capture", "InfeasibleError", "Reference", "Trainer", "capture_record", "compile_plan", "dataclasses", "load_task", "plan", "reference",
+    "Capture",
+    "InfeasibleError",
+    "Reference",
+    "Trainer",
+    "capture_record",
+    "compile_plan",
+    "load_task",
+    "plan",
+    "reference",
 ]

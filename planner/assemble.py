@@ -37,21 +37,32 @@ from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_byt
 from planner.search.score import GroupScore, Score, _sends, tied_parameters
 
 
-def model_record(graph: ModelGraph, *, reduction: str, spec: str | None = None, sequence: int | None = None) -> ModelRecord:
+def model_record(
+    graph: ModelGraph, *, reduction: str, spec: str | None = None, sequence: int | None = None
+) -> ModelRecord:
     """What a plan keeps of the model that it was made for. The fingerprint does not depend on the microbatch size."""
     facts = graph.params.values()
     shapes = {name: p.shape for name, p in graph.params.items()}
     names = [b.name for b in graph.blocks]
     payload = {
-        "parameters": {n: [list(p.shape), p.dtype, p.trained, p.optimizer_bytes_per_element] for n, p in graph.params.items()},
+        "parameters": {
+            n: [list(p.shape), p.dtype, p.trained, p.optimizer_bytes_per_element] for n, p in graph.params.items()
+        },
         "blocks": names,
         "ops": [[op.name for op in graph.classes[b.class_key].ops] for b in _first_of_class(graph)],
         "reduction": reduction,
     }
     return ModelRecord(
-        name=graph.name, fingerprint=fingerprint(payload), reduction=reduction, parameters=sum(p.elements for p in facts),
-        trained_parameters=sum(p.elements for p in facts if p.trained), blocks=compress_names(names),
-        block_count=len(names), spec=spec, sequence=sequence, parameter_shapes=shapes,
+        name=graph.name,
+        fingerprint=fingerprint(payload),
+        reduction=reduction,
+        parameters=sum(p.elements for p in facts),
+        trained_parameters=sum(p.elements for p in facts if p.trained),
+        blocks=compress_names(names),
+        block_count=len(names),
+        spec=spec,
+        sequence=sequence,
+        parameter_shapes=shapes,
     )
 
 
@@ -87,11 +98,23 @@ def assemble_plan(
         for s, stage in enumerate(layout.stages)
     )
     return Plan(
-        schema_version=SCHEMA_VERSION, name=name, model=model, cluster=cluster_record(cluster),
-        global_batch=graph.microbatch * layout.microbatches, microbatch_size=graph.microbatch, microbatches=layout.microbatches,
-        stages=stages, transfers=_transfers(layout), tied=_tied(layout), schedule=_schedule(score),
-        prediction=_prediction(score, tokens_per_example, provenance), certificate=certificate, baselines=baselines,
-        findings=findings, versions=dict(versions), profile=profile,
+        schema_version=SCHEMA_VERSION,
+        name=name,
+        model=model,
+        cluster=cluster_record(cluster),
+        global_batch=graph.microbatch * layout.microbatches,
+        microbatch_size=graph.microbatch,
+        microbatches=layout.microbatches,
+        stages=stages,
+        transfers=_transfers(layout),
+        tied=_tied(layout),
+        schedule=_schedule(score),
+        prediction=_prediction(score, tokens_per_example, provenance),
+        certificate=certificate,
+        baselines=baselines,
+        findings=findings,
+        versions=dict(versions),
+        profile=profile,
     )
 
 
@@ -99,7 +122,9 @@ def cluster_record(cluster: Cluster) -> ClusterRecord:
     kinds: dict[str, int] = {}
     for device in cluster.devices:
         kinds[device.kind.name] = kinds.get(device.kind.name, 0) + 1
-    return ClusterRecord(name=cluster.name, fingerprint=cluster_fingerprint(cluster), devices=len(cluster.devices), kinds=kinds)
+    return ClusterRecord(
+        name=cluster.name, fingerprint=cluster_fingerprint(cluster), devices=len(cluster.devices), kinds=kinds
+    )
 
 
 def _group(layout: Layout, stage: StageChoice, group: GroupChoice, score: GroupScore) -> GroupPlan:
@@ -111,11 +136,13 @@ def _group(layout: Layout, stage: StageChoice, group: GroupChoice, score: GroupS
         name=group.pool,
         kind=group.devices[0].kind.name,
         devices=tuple(d.id for d in group.devices),
-        mesh=tuple(MeshAxis(name=n, size=size) for n, size in zip(names, mesh, strict=True)) or (MeshAxis(name="device", size=1),),
+        mesh=tuple(MeshAxis(name=n, size=size) for n, size in zip(names, mesh, strict=True))
+        or (MeshAxis(name="device", size=1),),
         microbatches=group.microbatches,
         strategies=tuple(_block_strategy(group, key) for key in classes),
         parameters=tuple(
-            _parameter(group, graph, name, items) for name, items in held_parameters(graph, stage.start, stage.stop).items()
+            _parameter(group, graph, name, items)
+            for name, items in held_parameters(graph, stage.start, stage.stop).items()
         ),
         memory=_memory(score),
         time=TimePlan(
@@ -144,8 +171,11 @@ def _block_strategy(group: GroupChoice, key: str) -> BlockStrategy:
         return {n: value_from_spec(s, len(cls.tensors[n].shape), names) for n, s in specs.items()}
 
     return BlockStrategy(
-        block_class=key, ops={n: words for n, words in ops.items() if words}, inputs=values(decision.input_specs[key]),
-        outputs=values(decision.output_specs[key]), remat=decision.setting.remat,
+        block_class=key,
+        ops={n: words for n, words in ops.items() if words},
+        inputs=values(decision.input_specs[key]),
+        outputs=values(decision.output_specs[key]),
+        remat=decision.setting.remat,
     )
 
 
@@ -160,9 +190,18 @@ def _parameter(group: GroupChoice, graph: ModelGraph, name: str, items: tuple[in
         return dims_of(shifted(spec, by), len(shape), names)
 
     return ParameterPlan(
-        path=facts.path, shape=shape, dtype=facts.dtype, gradient_dtype=facts.gradient_dtype, value=dims(storage.value),
-        gradient=dims(storage.gradient), optimizer=dims(storage.optimizer),
-        reduced_over=tuple(n for n, v, h in zip(names, storage.value, through, strict=True) if facts.trained and v == REPLICATED and h == VARYING),
+        path=facts.path,
+        shape=shape,
+        dtype=facts.dtype,
+        gradient_dtype=facts.gradient_dtype,
+        value=dims(storage.value),
+        gradient=dims(storage.gradient),
+        optimizer=dims(storage.optimizer),
+        reduced_over=tuple(
+            n
+            for n, v, h in zip(names, storage.value, through, strict=True)
+            if facts.trained and v == REPLICATED and h == VARYING
+        ),
         trained=facts.trained,
     )
 
@@ -189,7 +228,10 @@ def _memory(score: GroupScore) -> MemoryPlan:
         "reserve_bytes": score.reserve_bytes,
     }
     return MemoryPlan(
-        **items, total_bytes=sum(items.values()), limit_bytes=score.limit_bytes, in_flight=score.in_flight,
+        **items,
+        total_bytes=sum(items.values()),
+        limit_bytes=score.limit_bytes,
+        in_flight=score.in_flight,
         saved_per_microbatch_bytes=math.ceil(cost.saved_bytes),
     )
 
@@ -200,22 +242,31 @@ def _transfers(layout: Layout) -> tuple[Transfer, ...]:
     for s, values in enumerate(layout.crossings):
         forward, backward = crossing_bytes(layout.graph, values)
         time_s = max(t.activation_s + t.latency_s for (a, _), t in sends.items() if a.stage == s)
-        out.append(Transfer(from_stage=s, to_stage=s + 1, values=values, bytes=forward, gradient_bytes=backward, time_s=time_s))
+        out.append(
+            Transfer(from_stage=s, to_stage=s + 1, values=values, bytes=forward, gradient_bytes=backward, time_s=time_s)
+        )
     return tuple(out)
 
 
 def _tied(layout: Layout) -> tuple[TiedParameter, ...]:
     return tuple(
-        TiedParameter(path=layout.graph.params[name].path, owner_stage=stages[0], other_stages=stages[1:],
-                      bytes=layout.graph.params[name].elements * layout.graph.params[name].itemsize)
+        TiedParameter(
+            path=layout.graph.params[name].path,
+            owner_stage=stages[0],
+            other_stages=stages[1:],
+            bytes=layout.graph.params[name].elements * layout.graph.params[name].itemsize,
+        )
         for name, stages in tied_parameters(layout).items()
     )
 
 
 def _schedule(score: Score) -> SchedulePlan:
     return SchedulePlan(
-        name=score.layout.schedule, microbatches=score.layout.microbatches,
-        actors=tuple(ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions)) for a in score.schedule.actions),
+        name=score.layout.schedule,
+        microbatches=score.layout.microbatches,
+        actors=tuple(
+            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions)) for a in score.schedule.actions
+        ),
     )
 
 
@@ -238,14 +289,25 @@ def _prediction(score: Score, tokens_per_example: int | None, provenance: Mappin
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
     peak = sum(_peak(layout, d.kind) for stage in layout.stages for g in stage.groups for d in g.devices)
-    price = sum(layout.cluster.group(d.group).price_per_device_hour or 0.0 for stage in layout.stages for g in stage.groups for d in g.devices)
+    price = sum(
+        layout.cluster.group(d.group).price_per_device_hour or 0.0
+        for stage in layout.stages
+        for g in stage.groups
+        for d in g.devices
+    )
     return Prediction(
-        step_time_s=step_s, compute_s=computation, exposed_communication_s=exposed,
-        bubble_s=max(0.0, step_s - computation - sum(exposed.values()) - cost.update_s), optimizer_s=cost.update_s,
-        examples_per_s=examples / step_s, tokens_per_s=examples * tokens_per_example / step_s if tokens_per_example else None,
-        model_flops=flops, mfu=flops / (step_s * peak) if peak else None,
+        step_time_s=step_s,
+        compute_s=computation,
+        exposed_communication_s=exposed,
+        bubble_s=max(0.0, step_s - computation - sum(exposed.values()) - cost.update_s),
+        optimizer_s=cost.update_s,
+        examples_per_s=examples / step_s,
+        tokens_per_s=examples * tokens_per_example / step_s if tokens_per_example else None,
+        model_flops=flops,
+        mfu=flops / (step_s * peak) if peak else None,
         price_per_step=price * step_s / 3600 if price else None,
-        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()), provenance=dict(provenance),
+        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()),
+        provenance=dict(provenance),
     )
 
 

@@ -18,12 +18,22 @@ PACKAGES = ("cli", "costmodel", "planner", "profiles")
 MOST_LINES = 600
 GRAB_BAGS = {"utils", "util", "misc", "helpers", "common"}
 MODULES = sorted(path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
-TEXTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")])
+TEXTS = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").glob("*.py"),
+        ROOT / "examples" / "demo.sh",
+    ]
+)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_no_file_is_too_long():
-    paths = [*MODULES, *(p.relative_to(ROOT) for name in ("tests", "examples", "benchmarks") for p in (ROOT / name).rglob("*.py"))]
+    paths = [
+        *MODULES,
+        *(p.relative_to(ROOT) for name in ("tests", "examples", "benchmarks") for p in (ROOT / name).rglob("*.py")),
+    ]
     counts = {str(path): len((ROOT / path).read_text().splitlines()) for path in paths}
     assert not {path: count for path, count in counts.items() if count > MOST_LINES}
 
@@ -40,7 +50,12 @@ def test_no_module_is_empty():
 def test_the_top_level_holds_four_packages():
     top = {path.parent.name for path in ROOT.glob("*/__init__.py") if not path.parent.name.startswith(".")}
     assert top == {*PACKAGES, "tests"}
-    assert PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["planner*", "costmodel*", "profiles*", "cli*"]
+    assert PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == [
+        "planner*",
+        "costmodel*",
+        "profiles*",
+        "cli*",
+    ]
 
 
 def test_the_packages_are_those_that_setuptools_finds():
@@ -66,7 +81,8 @@ def test_import_contracts():
 PURE = [
     path
     for path in MODULES
-    if path.parts[0] == "costmodel" or path.parts[:2] in {("planner", name) for name in ("space", "search", "planfile", "check")}
+    if path.parts[0] == "costmodel"
+    or path.parts[:2] in {("planner", name) for name in ("space", "search", "planfile", "check")}
 ]
 
 
@@ -76,20 +92,18 @@ def test_doctests(path):
     assert doctest.testmod(module).failed == 0
 
 
-def commands_in(text):
-    """The `meshplan ...` lines of indented and fenced blocks, continued lines joined."""
-    joined = re.sub(r"\s*\\\n\s*", " ", text)
-    return re.findall(r"^(?: {4,}|\$ |> )?(?:- run: )?(meshplan(?: .*)?)$", joined, re.MULTILINE)
+def commands_in(path):
+    """Arguments of the `meshplan ...` lines of blocks (indented, in a workflow, in the demo, in a docstring)."""
+    text = re.sub(r"\s*\\\n\s*", " ", path.read_text())
+    start = "" if path.suffix == ".py" else r"(?: {4,}(?:- )?(?:run: )?|run )"
+    for line in re.findall(rf"^{start}meshplan (.*)$", text, re.MULTILINE):
+        yield from (part.removeprefix("meshplan ") for part in re.split(r"\s+(?:;|&&)\s+", line.split("  #")[0]))
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_commands_in_texts_exist(path):
-    for line in commands_in(path.read_text()):
-        for command in re.split(r"\s;\s|\s&&\s", line.split("  #")[0]):
-            words = command.replace("'", "").replace("[", "").replace("]", "").split()
-            if words[1:] in ([], ["--help"], ["--version"]) or words[1] == "--debug" or words[1:2] == ["COMMAND"]:
-                continue
-            check_words(words[1:], line)
+    for line in commands_in(path):
+        check_words(line.replace("'", "").replace("[", "").replace("]", "").split(), line)
 
 
 def check_words(words, line):
@@ -107,7 +121,9 @@ def check_words(words, line):
 def test_files_named_in_texts_exist():
     missing = []
     for path in TEXTS:
-        for name in re.findall(r"\b(?:docs|examples|benchmarks|tests|profiles|planner|costmodel|cli)/[\w./]+\.\w+\b", path.read_text()):
+        for name in re.findall(
+            r"\b(?:docs|examples|benchmarks|tests|profiles|planner|costmodel|cli)/[\w./]+\.\w+\b", path.read_text()
+        ):
             if not (ROOT / name).exists():
                 missing.append(f"{path.name}: {name}")
     assert not missing
@@ -127,6 +143,8 @@ def test_contributing_is_short():
 
 
 def test_no_machine_paths_or_addresses_of_registries():
-    paths = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+    paths = [
+        path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    ]
     for path in paths:
         assert not re.search(r"/tmp/|/work/|/root/|/home/", path.read_text()), path

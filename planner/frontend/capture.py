@@ -15,7 +15,7 @@ from costmodel.errors import InputError
 from costmodel.graph import Role, Source, Tensor
 from planner.frontend import jax_compat as jc
 from planner.frontend.blocks import BlockClass, interface, make_class, segment
-from planner.frontend.flat import Constant, Equation, Operand, Program, Value, flatten
+from planner.frontend.flat import Constant, Equation, Operand, Program, Value, flatten, prune
 from planner.frontend.gradients import (
     annotated,
     depends,
@@ -216,6 +216,7 @@ def capture(task: TrainingTask, microbatch: int) -> Capture:
     infos = input_names(task)
     program = annotated(program, depends(program, [name for name, info in infos.items() if info.trained]))
     losses = 2 if task.reduction == "weighted" else 1
+    program = _early_results(program, losses)
     loss = program.outputs[:losses]
     state = program.outputs[losses : len(program.outputs) - aux_count]
     aux = program.outputs[len(program.outputs) - aux_count :]
@@ -229,6 +230,34 @@ def capture(task: TrainingTask, microbatch: int) -> Capture:
         task=task, microbatch=microbatch, program=program, inputs=infos, values=values, blocks=tuple(builder.blocks),
         runs=tuple(builder.runs), loss=loss, state=state, aux=aux, aux_tree=aux_tree, classes=builder.classes,
     )
+
+
+def _early_results(program: Program, losses: int) -> Program:
+    """Moves what only new state and aux outputs need to where its inputs are made.
+
+    Functions compute such results last. Left there, they would keep early values alive through all blocks, and a state
+    leaf that an early stage reads would come from the last one: microbatches could not follow each other.
+    """
+    loss = prune(Program(program.inputs, program.equations, program.outputs[:losses], program.constants))
+    fixed = {e.name for e in loss.equations}
+    inputs = set(program.inputs)
+    anywhere = {v for v in inputs if v.name.startswith(("batch:", "state:")) or v.name == "rng"}
+    place: dict[Value, int] = {}
+    for i, e in enumerate(program.equations):
+        for o in e.inputs:  # parameters are held by the stage that reads them for the loss
+            if isinstance(o, Value) and o in inputs and e.name in fixed:
+                place.setdefault(o, i)
+        place.update(dict.fromkeys(e.outputs, i))
+    key: dict[str, tuple[int, int]] = {}
+    for i, e in enumerate(program.equations):
+        at = i
+        if e.name not in fixed and not e.scopes and not e.params.get("effects"):
+            found = [place[o] for o in e.inputs if isinstance(o, Value) and o in place and o not in anywhere]
+            at = max(found, default=i)
+            place.update(dict.fromkeys(e.outputs, at))
+        key[e.name] = (at, i)
+    equations = tuple(sorted(program.equations, key=lambda e: key[e.name]))
+    return Program(program.inputs, equations, program.outputs, program.constants)
 
 
 def _is_layers(equation: Equation, params: set[Value]) -> bool:

@@ -84,7 +84,9 @@ def needing_gradient_in_loop(body: Program, carry: int, consts: int, moved: set[
     while True:
         forward = depends(body, seeds)
         back = reaches(body, [o.name for i in targets if isinstance(o := outputs[i], Value)])
-        grown = {inputs[consts + i].name for i in range(carry) if isinstance(o := outputs[i], Value) and o.name in forward}
+        grown = {
+            inputs[consts + i].name for i in range(carry) if isinstance(o := outputs[i], Value) and o.name in forward
+        }
         again = {i for i in range(carry) if inputs[consts + i].name in back}
         if grown <= seeds and again <= targets:
             return forward & back

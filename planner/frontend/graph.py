@@ -25,7 +25,9 @@ def model_graph(capture: Capture) -> pure.ModelGraph:
         )
         for key, cls in capture.classes.items()
     }
-    blocks = tuple(pure.Block(name=b.name, class_key=b.cls.key, inputs=b.inputs, outputs=b.outputs) for b in capture.blocks)
+    blocks = tuple(
+        pure.Block(name=b.name, class_key=b.cls.key, inputs=b.inputs, outputs=b.outputs) for b in capture.blocks
+    )
     dims = capture.task.batch_dim_list
     return pure.ModelGraph(
         name=capture.task.name,
@@ -37,7 +39,13 @@ def model_graph(capture: Capture) -> pure.ModelGraph:
         params=parameter_facts(capture.task),
         loss=tuple(o.name if isinstance(o, Value) else "" for o in capture.loss),
         results=tuple(o.name for o in (*capture.state, *capture.aux) if isinstance(o, Value)),
+        carried=_carried(capture),
     )
+
+
+def _carried(capture: Capture) -> dict[str, str]:
+    leaves = [name for name, info in capture.inputs.items() if info.role == "state"]
+    return {name: o.name for name, o in zip(leaves, capture.state, strict=True) if isinstance(o, Value)}
 
 
 def parameter_facts(task: TrainingTask) -> dict[str, pure.Parameter]:
@@ -76,8 +84,11 @@ def abstract_optimizer_state(task: TrainingTask) -> optax.OptState:
     try:
         return jax.eval_shape(task.optimizer.init, trained_tree(task))
     except Exception as error:
-        raise InputError("MP115", f"the optimizer's init failed on abstract parameters: {type(error).__name__}: {error}",
-                         "meshplan expects an optax GradientTransformation over a dict of parameters") from error
+        raise InputError(
+            "MP115",
+            f"the optimizer's init failed on abstract parameters: {type(error).__name__}: {error}",
+            "meshplan expects an optax GradientTransformation over a dict of parameters",
+        ) from error
 
 
 def optimizer_bytes(task: TrainingTask) -> Counter[str]:
@@ -85,7 +96,10 @@ def optimizer_bytes(task: TrainingTask) -> Counter[str]:
     found: Counter[str] = Counter()
     trained = trained_tree(task)
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_optimizer_state(task)):
-        owner = next((str(key.key) for key in reversed(path) if isinstance(key, jax.tree_util.DictKey) and key.key in trained), None)
+        owner = next(
+            (str(key.key) for key in reversed(path) if isinstance(key, jax.tree_util.DictKey) and key.key in trained),
+            None,
+        )
         if owner is not None:
             found[owner] += leaf.size * leaf.dtype.itemsize
     return found

@@ -49,7 +49,11 @@ def check_microbatches(task: TrainingTask) -> MicrobatchCheck:
     for position in range(losses):
         ratio = _ratio(small, large, position)
         if ratio is not None and abs(ratio - expected) > 1e-3:
-            what = "a mean: its factor should halve when the batch doubles" if expected == 0.5 else "a sum: its factor should not depend on the batch"
+            what = (
+                "a mean: its factor should halve when the batch doubles"
+                if expected == 0.5
+                else "a sum: its factor should not depend on the batch"
+            )
             return MicrobatchCheck(False, f"the loss is declared {what}, but it changes by {ratio:.3g}")
     return MicrobatchCheck(True)
 
@@ -113,7 +117,10 @@ def _factor(program: Program, follow: Spread, position: int) -> float | None:
     for e in program.equations:
         if states.get(e.outputs[0].name) != PARTIAL and not any(_pending(o, states) for o in e.outputs):
             continue
-        if any(np.prod(o.shape, initial=1) > LARGEST_TAIL for o in (*e.outputs, *(i for i in e.inputs if _pending(i, states)))):
+        if any(
+            np.prod(o.shape, initial=1) > LARGEST_TAIL
+            for o in (*e.outputs, *(i for i in e.inputs if _pending(i, states)))
+        ):
             return None
         if codes[e.name] > PASS:  # the sum arises here; inside a loop it may have been scaled already
             for i, made in enumerate(e.outputs):

@@ -30,7 +30,11 @@ def abstract(tree: PyTree) -> PyTree:
     def one(leaf: Any) -> jax.ShapeDtypeStruct:
         if not hasattr(leaf, "dtype"):
             leaf = np.asarray(leaf)
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf.dtype
+        dtype = (
+            jax.dtypes.canonicalize_dtype(leaf.dtype)
+            if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+            else leaf.dtype
+        )
         return jax.ShapeDtypeStruct(tuple(leaf.shape), dtype, weak_type=False)
 
     return jax.tree.map(one, tree)
@@ -56,8 +60,8 @@ class TrainingTask:
         state: carried state (batch statistics), or None.
         rng: True when the function takes ``rng=``, a typed PRNG key.
         has_aux: whether the function returns aux outputs.
-        independent_microbatches: each microbatch's own statistics (batch norm, expert capacity) are what is wanted: skips
-            the check that microbatches keep the loss's meaning.
+        independent_microbatches: each microbatch's own statistics (batch norm, expert capacity) are what is wanted:
+            skips the check that microbatches keep the loss's meaning.
         name: for plan files and reports.
         tokens_per_example: for throughput in tokens; None means throughput in examples.
     """
@@ -82,12 +86,20 @@ class TrainingTask:
         if self.state is not None:
             object.__setattr__(self, "state", abstract(self.state))
         if self.reduction not in ("mean", "sum", "weighted"):
-            raise InputError("MP110", f"reduction={self.reduction!r} is not one of 'mean', 'sum', 'weighted'",
-                             "return (sum, weight) from the loss and declare reduction='weighted' for masked means")
-        sizes = {shape[dim] for shape, dim in zip(self.batch_shapes, self.batch_dim_list, strict=True) if dim is not None}
+            raise InputError(
+                "MP110",
+                f"reduction={self.reduction!r} is not one of 'mean', 'sum', 'weighted'",
+                "return (sum, weight) from the loss and declare reduction='weighted' for masked means",
+            )
+        sizes = {
+            shape[dim] for shape, dim in zip(self.batch_shapes, self.batch_dim_list, strict=True) if dim is not None
+        }
         if len(sizes) != 1:
-            raise InputError("MP111", f"batch leaves disagree on the batch size: {sorted(sizes)}",
-                             "give batch_dims=, a prefix pytree with each leaf's batch dim (None for unsplit leaves)")
+            raise InputError(
+                "MP111",
+                f"batch leaves disagree on the batch size: {sorted(sizes)}",
+                "give batch_dims=, a prefix pytree with each leaf's batch dim (None for unsplit leaves)",
+            )
 
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:

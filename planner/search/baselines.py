@@ -82,7 +82,7 @@ def batch_dims(graph: ModelGraph) -> dict[str, dict[str, frozenset[int]]]:
 def _restriction(
     batch_axes: tuple[int, ...], allowed: Callable[[ModelSpace, ParameterNode, Storage], bool]
 ) -> Restrict:
-    """Only batch dims are split on `batch_axes`, no batch dim on the others; parameters are stored as `allowed` says."""
+    """Only batch dims are split on `batch_axes`, none on the others; parameters are stored as `allowed` says."""
 
     def restrict(space: ModelSpace, problem: IntraOpProblem) -> IntraOpProblem:
         dims = batch_dims(space.graph)

@@ -1,8 +1,8 @@
 """The certificate of a plan: a bound for the declared space, a bound for any space, and what the space is.
 
 * B1  hardware: FLOPs of a step over what all devices achieve together.
-* B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on one
-  stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together run at
+* B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on
+  one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together run at
   best at the sum of their rates, whatever blocks each takes: step >= 1 / sum over g of max over n of N_g / (n T(g, n)).
   The bound is the least over the microbatch sizes and stage counts that were solved.
 """
@@ -75,10 +75,10 @@ def describe_space(request: "Request") -> tuple[str, ...]:
     return (
         "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each replicated or "
         "split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
-        f"searched: microbatch sizes among {sizes}, from four microbatches a stage while moving helps",
+        f"searched: microbatch sizes among {sizes}, from where activations take a third of memory while moving helps",
         "searched: contiguous stages on devices of one group, or on one group each of two; schedule "
         + ("1f1b" if request.schedule == "auto" else request.schedule),
-        "not searched: three mesh axes, selective remat, offload, interleaved or zero-bubble schedules, context parallel "
-        "attention kernels, padding of dims that do not divide",
-        "the bound counts stages of the meshes that were solved, with memory, bubbles and transfers left out",
+        "not searched: three mesh axes, selective remat, offload, interleaved or zero-bubble schedules, context "
+        "parallel attention kernels, padding of dims that do not divide",
+        "the bound counts stages of the meshes that were solved, with bubbles and transfers left out",
     )

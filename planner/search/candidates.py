@@ -53,8 +53,8 @@ def stage_sizes(total: int, per_node: int) -> tuple[int, ...]:
 
 
 def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
-    """Whole bytes of parameters with gradients and optimizer state, of all saved activations, of all block inputs, and of
-    one block of each class's saved activations."""
+    """Whole bytes: parameters with gradients and optimizer state; all saved activations; all block inputs; the saved
+    activations of one block of each class."""
     state = sum(
         p.elements * (p.itemsize + (p.gradient_itemsize + p.optimizer_bytes_per_element if p.trained else 0.0))
         for p in graph.params.values()

@@ -29,14 +29,16 @@ def explain_miss(request: "Request", missed: list[Score], candidates: Candidates
     blocks = nearest.layout.graph.blocks[stage.start : stage.stop]
     devices = stage.groups[actor.group].devices
     message = (
-        f"no plan fits: the nearest needs {format_bytes(group.total_bytes)} on each of {len(devices)} x {devices[0].kind.name}, "
-        f"{format_bytes(group.missing_bytes)} more than its {format_bytes(group.limit_bytes)}, in stage {actor.stage} "
-        f"({blocks[0].name} to {blocks[-1].name}): {_items(group)}; largest tensors: {_tensors(nearest, actor.stage, actor.group)}"
+        f"no plan fits: the nearest needs {format_bytes(group.total_bytes)} on each of {len(devices)} x "
+        f"{devices[0].kind.name}, {format_bytes(group.missing_bytes)} more than its {format_bytes(group.limit_bytes)}, "
+        f"in stage {actor.stage} ({blocks[0].name} to {blocks[-1].name}): {_items(group)}; "
+        f"largest tensors: {_tensors(nearest, actor.stage, actor.group)}"
     )
     factor = group.total_bytes / group.limit_bytes
     hint = (
         f"what would fit: about {factor:.2f} times the devices, devices with {format_bytes(group.total_bytes)}, "
-        f"or a shorter sequence; the microbatch is at {nearest.layout.graph.microbatch} of {request.global_batch} examples"
+        f"or a shorter sequence; the microbatch is at {nearest.layout.graph.microbatch} of "
+        f"{request.global_batch} examples"
     )
     return InfeasibleError("MP201", message, hint)
 

@@ -4,7 +4,8 @@ For every number of stages and a microbatch size:
 
 1. the intra-op problem of each mesh that a stage may have is solved, once without its memory row (`Candidates.free`),
    and again with it where that does not fit, without and with full remat;
-2. the stage DP (`inter_op`) cuts the blocks and hands out devices, over all of these options, exactly for its closed form;
+2. the stage DP (`inter_op`) cuts the blocks and hands out devices over all of these options, exactly for its closed
+   form;
 3. the best few are scored by event simulation, and the best plan is kept.
 
 The microbatch size starts where activations take about a third of memory and moves to smaller or larger divisors of the
@@ -176,7 +177,8 @@ class _Search:
             if self.request.stages > most:
                 raise InputError(
                     "MP160",
-                    f"stages={self.request.stages} was asked for; the model has {blocks} blocks and the cluster {devices} devices",
+                    f"stages={self.request.stages} was asked for; the model has {blocks} blocks and the cluster "
+                    f"{devices} devices",
                     f"ask for at most {most}",
                 )
             return (self.request.stages,)
@@ -207,8 +209,8 @@ class _Search:
         return value(at)
 
     def _start(self, stages: int) -> int:
-        """The largest microbatch whose activations take about a third of a stage's memory, and with which a pipeline has
-        four microbatches a stage."""
+        """The largest microbatch whose activations take about a third of a stage's memory, and with which a pipeline
+        has four microbatches a stage."""
         batch, sizes = self.request.global_batch, self.request.sizes
         least = 4 * stages if stages > 1 else 1
         room = (

@@ -20,7 +20,7 @@ CLOSE = 0.06  # stops when the best that fits is within this of the bound
 
 @dataclass(frozen=True)
 class Priced:
-    """The fastest assignment met that fits (empty if none), the best bound of P1, and the last price in seconds a byte."""
+    """The fastest assignment met that fits (empty if none), the best bound of P1, and the last relative price."""
 
     choice: tuple[int, ...]
     bound_s: float

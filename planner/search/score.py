@@ -8,8 +8,8 @@ from costmodel.collectives import transfer_link, transfer_time_s
 from costmodel.schedule.actions import Actor, Schedule
 from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.validate import in_flight
-from costmodel.simulate import SendTimes, Simulation, StageTimes, simulate
 from costmodel.sharding import split_factor
+from costmodel.simulate import SendTimes, Simulation, StageTimes, simulate
 from planner.search.layout import GroupChoice, Layout, crossing_bytes, held_parameters, stage_cost
 from planner.space.decision import BlockCost
 

@@ -103,7 +103,9 @@ class Decision:
     def needs(self, node: ParameterNode) -> list[Spec]:
         """Specs in which the ops take a parameter."""
         return [
-            specs[self.choice[consumer]] for place in node.places for consumer, specs in consumers_of(self.space, *place)
+            specs[self.choice[consumer]]
+            for place in node.places
+            for consumer, specs in consumers_of(self.space, *place)
         ]
 
     @cached_property
@@ -186,7 +188,9 @@ class Decision:
         for target in sorted(targets):
             self._charge(space.graph.classes[key].tensors[name], source, target, cost, again=name in space.derived[key])
 
-    def _charge(self, tensor: object, source: Spec, target: Spec, cost: BlockCost, *, again: bool = False, share: float = 1.0) -> None:
+    def _charge(
+        self, tensor: object, source: Spec, target: Spec, cost: BlockCost, *, again: bool = False, share: float = 1.0
+    ) -> None:
         from costmodel.graph import Tensor
 
         assert isinstance(tensor, Tensor)
@@ -215,7 +219,12 @@ class Decision:
         elements = math.prod(node.tensor.shape)
         share = node.count / space.counts[key]
         owner = node.places[0][0] == key
-        needs = {specs[self.choice[n]] for place in node.places if place[0] == key for n, specs in consumers_of(space, *place)}
+        needs = {
+            specs[self.choice[n]]
+            for place in node.places
+            if place[0] == key
+            for n, specs in consumers_of(space, *place)
+        }
         once = 0.0
         for need in sorted(needs):
             price = parameter_cost(node.tensor, storage, need, space.pricing, trained=facts.trained)

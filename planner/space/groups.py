@@ -1,8 +1,8 @@
 """Ops that share one search variable, and the strategies of such a group.
 
 An op that does real work (a matrix product, a reduction, a gather) is a group of its own. Elementwise ops, views and
-broadcasts follow the value they work on: a group is such a chain, with one strategy for all, such that no cast is needed
-inside. Casts happen only between groups, on the values that one makes and another reads.
+broadcasts follow the value they work on: a group is such a chain, with one strategy for all, such that no cast is
+needed inside. Casts happen only between groups, on the values that one makes and another reads.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,8 @@ class GroupStrategy:
 def follows(op: Op) -> bool:
     """Whether an op can share the variable of the value that it works on."""
     return (op.fuses or op.work == "view") and not any(
-        factor.combine in ("sum", "max") and any(index not in {f for parts in dims for f in parts} for dims in op.out_dims)
+        factor.combine in ("sum", "max")
+        and any(index not in {f for parts in dims for f in parts} for dims in op.out_dims)
         for index, factor in enumerate(op.factors)
     )
 
@@ -96,8 +97,11 @@ def group_ops(ops: Sequence[Op], tensors: dict[str, Tensor], outputs: frozenset[
             absorb(op, home[max(candidates, key=lambda n: (tensors[n].needs_grad, tensors[n].bytes, n))])
             continue
         readers = {c.name for name in op.outputs for c in consumers.get(name, ())}
-        if len(readers) == 1 and not any(name in outputs for name in op.outputs) and len(op.outputs) == 1 and not any(
-            name in home for name in op.inputs
+        if (
+            len(readers) == 1
+            and not any(name in outputs for name in op.outputs)
+            and len(op.outputs) == 1
+            and not any(name in home for name in op.inputs)
         ):
             waiting[op.outputs[0]] = op
             continue
@@ -150,7 +154,9 @@ def _codes(op: Op, code: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return needs, tuple(result_spec(op, i, (code,))[0] for i in range(len(op.outputs)))
 
 
-def _join(op: Op, needs: Sequence[int], gives: Sequence[int], state: dict[str, int], tensors: dict[str, Tensor]) -> dict[str, int] | None:
+def _join(
+    op: Op, needs: Sequence[int], gives: Sequence[int], state: dict[str, int], tensors: dict[str, Tensor]
+) -> dict[str, int] | None:
     """The group's tensor codes with one more op, or None where they would need a cast."""
     new = dict(state)
     for name, need in zip(op.inputs, needs, strict=True):

@@ -96,6 +96,12 @@ class Link:
     tensor: Tensor
     count: int
 
+    def ends(self, space: "ModelSpace") -> tuple[Spec, ...]:
+        """Specs that the consumer may take it in."""
+        node = space.nodes[self.consumer]
+        assert isinstance(node, PortNode | EndNode)
+        return node.options
+
 
 @dataclass(kw_only=True)
 class ModelSpace:
@@ -131,7 +137,8 @@ class ModelSpace:
     def _working(self, key: str, group: Group, options: tuple[GroupStrategy, ...]) -> tuple[GroupStrategy, ...]:
         """Without options that run a heavy product whole on some axis though it could be split there."""
         heavy = [
-            i for i, op in enumerate(group.ops)
+            i
+            for i, op in enumerate(group.ops)
             if op.work in ("matmul", "conv") and op.flops * self.counts[key] >= HEAVY * self.graph.forward_flops
         ]
         for axis in range(len(self.mesh)):
@@ -327,7 +334,7 @@ class SpacePrices:
             if isinstance(node, ParameterNode):
                 edges += _parameter_edge(space, i, node)
         edges += [
-            _edge(space, "link", link.tensor, link.producer, link.give, [(link.consumer, space.nodes[link.consumer].options)], link.count)  # type: ignore[list-item]
+            _edge(space, "link", link.tensor, link.producer, link.give, [(link.consumer, link.ends(space))], link.count)
             for link in space.links
         ]
         nodes = tuple(_node_prices(space, names[i], node) for i, node in enumerate(space.nodes))
@@ -342,8 +349,14 @@ class SpacePrices:
             memory = p.count * (p.state_bytes + setting.in_flight * kept) / setting.stages
             if full:
                 memory = memory + p.saved_bytes  # one block at a time is run again and kept
-            nodes.append(Node(name=p.name, time_s=p.count * (times * per_microbatch + p.once_s),
-                              memory_bytes=memory[None, :], transient_bytes=p.live_bytes))
+            nodes.append(
+                Node(
+                    name=p.name,
+                    time_s=p.count * (times * per_microbatch + p.once_s),
+                    memory_bytes=memory[None, :],
+                    transient_bytes=p.live_bytes,
+                )
+            )
         edges = []
         for e in self.edges:
             per_microbatch = e.forward_s * (2.0 if e.again or full else 1.0) + e.backward_s
@@ -389,7 +402,9 @@ def _edges_inside(space: ModelSpace, key: str, cls: BlockClass) -> list[EdgePric
         others = [(node, needs) for node, needs in consumers if node != producer]
         if others:
             again = name in space.derived[key]
-            out.append(_edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, space.counts[key], again))
+            out.append(
+                _edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, space.counts[key], again)
+            )
     return out
 
 
@@ -405,27 +420,42 @@ def _parameter_edge(space: ModelSpace, index: int, node: ParameterNode) -> list[
 
 
 def _edge(
-    space: ModelSpace, name: str, tensor: Tensor, producer: int, give: Sequence[Spec],
-    consumers: Sequence[tuple[int, Sequence[Spec]]], count: int, again: bool = False,
+    space: ModelSpace,
+    name: str,
+    tensor: Tensor,
+    producer: int,
+    give: Sequence[Spec],
+    consumers: Sequence[tuple[int, Sequence[Spec]]],
+    count: int,
+    again: bool = False,
 ) -> EdgePrices:
     sources = list(dict.fromkeys(give))
     targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
     forward, backward = space.pricing.cast_matrix(tensor, sources, targets)
-    return EdgePrices(_tensor_edge(name, producer, give, sources, consumers, targets), count, forward, backward, None, again)
+    return EdgePrices(
+        _tensor_edge(name, producer, give, sources, consumers, targets), count, forward, backward, None, again
+    )
 
 
 def _tensor_edge(
-    name: str, producer: int, give: Sequence[Any], sources: Sequence[Any],
-    consumers: Sequence[tuple[int, Sequence[Spec]]], targets: Sequence[Spec],
+    name: str,
+    producer: int,
+    give: Sequence[Any],
+    sources: Sequence[Any],
+    consumers: Sequence[tuple[int, Sequence[Spec]]],
+    targets: Sequence[Spec],
 ) -> TensorEdge:
     """An edge whose casts are priced later. `give` are the producer's options in terms of `sources`."""
     row = {s: i for i, s in enumerate(sources)} if not isinstance(give, range) else {i: i for i in give}
     column = {s: i for i, s in enumerate(targets)}
     shape = (len(sources), len(targets))
     return TensorEdge(
-        name=name, producer=producer, source=np.array([row[s] for s in give]),
+        name=name,
+        producer=producer,
+        source=np.array([row[s] for s in give]),
         consumers=tuple((n, np.array([column[s] for s in specs])) for n, specs in consumers),
-        cast_time_s=np.zeros(shape), cast_memory_bytes=np.zeros((1, *shape)),
+        cast_time_s=np.zeros(shape),
+        cast_memory_bytes=np.zeros((1, *shape)),
     )
 
 
@@ -459,7 +489,12 @@ def saved_by(space: ModelSpace, key: str, remat: Remat) -> dict[str, int]:
     derived = space.derived[key]
     found: Counter[str] = Counter()
     for group in space.groups[key]:
-        kept = {n for op in group.ops for n in op.saves if cls.tensors[n].role in ("activation", "batch") and n not in derived}
+        kept = {
+            n
+            for op in group.ops
+            for n in op.saves
+            if cls.tensors[n].role in ("activation", "batch") and n not in derived
+        }
         found.update(kept)
     return dict(found)
 
@@ -470,7 +505,9 @@ def group_saved(space: ModelSpace, node: GroupNode, option: GroupStrategy, share
     specs = specs_in_group(node.group, option)
     kept = {name for op in node.group.ops for name in op.saves}
     return sum(
-        cls.tensors[name].bytes / split_factor(specs[name], space.mesh) / sharers[name] for name in sorted(kept) if name in sharers
+        cls.tensors[name].bytes / split_factor(specs[name], space.mesh) / sharers[name]
+        for name in sorted(kept)
+        if name in sharers
     )
 
 
@@ -491,4 +528,3 @@ def specs_in_group(group: Group, option: GroupStrategy) -> dict[str, Spec]:
         for i, name in enumerate(op.outputs):
             specs[name] = result_spec(op, i, strategy)
     return specs
-

@@ -24,7 +24,6 @@ from costmodel.estimator import Pricing
 from costmodel.graph import Parameter, Tensor
 from costmodel.sharding import REPLICATED, VARYING, Spec, divides, split_factor
 
-
 Floats = NDArray[np.float64]
 
 
@@ -73,7 +72,11 @@ def storages(shape: Sequence[int], mesh: Sequence[int], trained: bool) -> tuple[
     found = []
     for combination in product(*per_axis):
         one = Storage(*(tuple(codes[i] for codes in combination) for i in range(3)))
-        if divides(shape, one.value, mesh) and divides(shape, one.gradient, mesh) and divides(shape, one.optimizer, mesh):
+        if (
+            divides(shape, one.value, mesh)
+            and divides(shape, one.gradient, mesh)
+            and divides(shape, one.optimizer, mesh)
+        ):
             found.append(one)
     return tuple(found)
 
@@ -91,8 +94,13 @@ def parameter_cost(tensor: Tensor, storage: Storage, need: Spec, pricing: Pricin
     """Cost of one parameter tensor (one layer's) that is stored one way and needed another."""
     forward, backward, once = parameter_matrix(tensor, [storage], [need], pricing, trained=trained)
     through = hoisted(storage.value, (need,))
-    found = [("once" if phase else "backward", kind, axis) for phase, kind, axis in _reductions(storage, through, pricing.mesh)]
-    return ParameterCost(float(forward[0, 0]), float(backward[0, 0]), float(once[0, 0]), tuple(found) if trained else ())
+    found = [
+        ("once" if phase else "backward", kind, axis)
+        for phase, kind, axis in _reductions(storage, through, pricing.mesh)
+    ]
+    return ParameterCost(
+        float(forward[0, 0]), float(backward[0, 0]), float(once[0, 0]), tuple(found) if trained else ()
+    )
 
 
 def parameter_matrix(
@@ -138,7 +146,9 @@ def _reductions(storage: Storage, through: Spec, mesh: Sequence[int]) -> list[tu
     return found
 
 
-def state_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> tuple[float, float, float]:
+def state_bytes(
+    parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]
+) -> tuple[float, float, float]:
     """Bytes of value, gradient and optimizer state on one device, for `elements` elements of the parameter."""
     value = elements * parameter.itemsize / split_factor(storage.value, tuple(mesh))
     if not parameter.trained:

@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax import lax
 
+from costmodel.errors import InputError
 from planner.frontend.task import TrainingTask
 from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
 from tests.lowering.layouts import ONE, TWO, PinnedLayout
@@ -119,8 +120,8 @@ def test_state_of_several_stages(layout: PinnedLayout) -> None:
     state = {"early": shape(), "late": shape(WIDTH), "was": shape(), "kept": shape(3), "reset": shape()}
 
     def loss(params: Any, batch: Any, state: Any) -> Any:
-        end, start = hidden(params, batch["x"] + 0.1 * state["early"] + 0.1 * jnp.mean(state["late"]))
-        value = jnp.mean((end @ params["head"] - batch["y"] + 0.1 * state["early"]) ** 2)
+        end, start = hidden(params, batch["x"] + 0.1 * state["early"])
+        value = jnp.mean((end @ params["head"] - batch["y"] + 0.1 * state["early"] + 0.1 * jnp.mean(state["late"])) ** 2)
         new = {
             "early": 0.5 * state["early"] + jnp.mean(lax.stop_gradient(start)),
             "late": state["late"] + jnp.mean(lax.stop_gradient(end), 0) * (1 + state["reset"]),
@@ -131,6 +132,19 @@ def test_state_of_several_stages(layout: PinnedLayout) -> None:
         return value, new
 
     check(task(loss, state=state, independent_microbatches=True), layout)
+
+
+def test_state_that_would_hold_up_the_next_microbatch() -> None:
+    """What a late block makes and an early one reads for the next microbatch stays on one stage."""
+
+    def loss(params: Any, batch: Any, state: Any) -> Any:
+        end, _ = hidden(params, batch["x"] + state)
+        return jnp.mean((end @ params["head"] - batch["y"]) ** 2), jnp.mean(lax.stop_gradient(end))
+
+    serial = task(loss, state=shape(), independent_microbatches=True)
+    check(serial, ONE_STAGE)
+    with pytest.raises(InputError, match="MP160"):
+        TWO_STAGES.plan(serial)
 
 
 @both
