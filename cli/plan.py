@@ -1,10 +1,15 @@
 """`meshplan plan`: search, write the plan file, show one screen of it."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cli.exitcodes import FINDINGS, OK
 from cli.options import json_option, model_option
 from cli.output import note, progress, save
+
+if TYPE_CHECKING:
+    from costmodel.cluster import Cluster
 
 SCHEDULES = ("auto", "1f1b", "gpipe")
 
@@ -52,6 +57,8 @@ def command(
 
         target = attached_cluster()
         note(f"no --cluster: planning for the {target.device_count} attached devices")
+    if profile is None:
+        profile = _cached_profile(target)
     with progress() as report:
         plan = planner.plan(
             model,
@@ -76,3 +83,18 @@ def command(
         if output is None:
             note("the plan was not written: -o FILE writes it")
     return FINDINGS if any(finding.severity == "error" for finding in plan.findings) else OK
+
+
+def _cached_profile(cluster: "Cluster") -> str | None:
+    """The cached profile of one of the cluster's device kinds; says which, or that there is none."""
+    import os
+
+    from profiles.store import cache_directory, find_profile
+
+    for kind in cluster.kinds:
+        found = find_profile(kind.name, cache_directory(os.environ))
+        if found is not None:
+            note(f"profile of {kind.name} from {found}; other kinds are priced from their datasheet figures")
+            return str(found)
+    note("no profile: prices come from datasheet figures (`meshplan profile` measures attached devices)")
+    return None

@@ -15,8 +15,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def describe_param(value: Any) -> str:
     """Text of an equation parameter: no object identities, no generated names."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)):
         return str(value)
+    if isinstance(value, str):
+        return _ADDRESS.sub("", value)
     if isinstance(value, jc.ClosedJaxpr):
         return f"{describe_param(value.jaxpr)}{describe_param(list(value.consts))}"
     if isinstance(value, jc.Jaxpr):

@@ -248,14 +248,22 @@ def _early_results(program: Program, losses: int) -> Program:
             if isinstance(o, Value) and o in inputs and e.name in fixed:
                 place.setdefault(o, i)
         place.update(dict.fromkeys(e.outputs, i))
-    key: dict[str, tuple[int, int]] = {}
-    for i, e in enumerate(program.equations):
-        at = i
-        if e.name not in fixed and not e.scopes and not e.params.get("effects"):
-            found = [place[o] for o in e.inputs if isinstance(o, Value) and o in place and o not in anywhere]
-            at = max(found, default=i)
-            place.update(dict.fromkeys(e.outputs, at))
-        key[e.name] = (at, i)
+    key: dict[str, tuple[int, int]] = {e.name: (i, i) for i, e in enumerate(program.equations)}
+    free = [
+        (i, e) for i, e in enumerate(program.equations) if e.name not in fixed and not e.scopes and not e.params.get("effects")
+    ]
+    floating: list[tuple[int, Equation]] = []  # made of state and batch alone: go where they are read
+    for i, e in free:
+        found = [place[o] for o in e.inputs if isinstance(o, Value) and o in place and o not in anywhere]
+        if not found:
+            floating.append((i, e))
+            anywhere.update(e.outputs)
+            continue
+        key[e.name] = (max(found), i)
+        place.update(dict.fromkeys(e.outputs, max(found)))
+    for i, e in reversed(floating):
+        readers = [key[r.name][0] for _, r in free if not set(e.outputs).isdisjoint(o for o in r.inputs if isinstance(o, Value))]
+        key[e.name] = (min(readers, default=i), i)
     equations = tuple(sorted(program.equations, key=lambda e: key[e.name]))
     return Program(program.inputs, equations, program.outputs, program.constants)
 

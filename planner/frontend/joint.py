@@ -16,6 +16,7 @@ from costmodel.sharding import PARTIAL, PASS, VARYING, major_factor
 from planner.frontend.flat import Equation, Operand, Program, Value
 
 Place = tuple[str, int]  # (value name, dim)
+SUMS = ("add", "add_any", "sub")
 
 
 class Classes:
@@ -126,9 +127,8 @@ def spread(
         if PARTIAL in have:
             pending = {p for p, h in enumerate(have) if h == PARTIAL}
             linear = next((i for i, s in enumerate(op.linear) if set(s) == pending), None)
-            if linear is None and affine:
-                every = set(range(len(have)))
-                linear = next((i for i, s in enumerate(op.linear) if set(s) == every), None)
+            if linear is None and affine and op.primitive in SUMS:
+                linear = 0
             if linear is None or any(h >= 0 for h in have):
                 return Obstacle(equation, "a pending sum meets an operation that is not linear in it")
             codes[op.name] = PASS - linear

@@ -6,6 +6,7 @@ a parallel loop or sum over them, and such sums may pass only through linear ops
 the sums and the loss must fall with the batch size for a mean, and not depend on it for a sum.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,13 @@ import planner.frontend.rules  # noqa: F401  (fills the registry)
 from costmodel.sharding import PARTIAL, PASS
 from planner.frontend import jax_compat as jc
 from planner.frontend.capture import input_names, trace
-from planner.frontend.flat import Equation, Program, Value, prune
-from planner.frontend.joint import Classes, Obstacle, Spread, join_ops, make_ops, spread
+from planner.frontend.flat import Equation, Program, Value, prune, scalar_of
+from planner.frontend.joint import SUMS, Classes, Obstacle, Spread, spread
 from planner.frontend.ops import op_from_equation, rule_for
-from planner.frontend.rules.region import Region
+from planner.frontend.rules.region import Region, join_program
 from planner.frontend.task import TrainingTask
 
+CARRIES_SCALE = ("reshape", "transpose", "squeeze", "broadcast_in_dim", "convert_element_type", "reduce_sum", "copy", "neg")
 LARGEST_TAIL = 1 << 20  # elements; the tail is evaluated on ones to compare its factor at two batch sizes
 
 
@@ -68,18 +70,21 @@ def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
     program, _, _ = trace(task, size)
     losses = 2 if task.reduction == "weighted" else 1
     program = prune(Program(program.inputs, program.equations, program.outputs[:losses], program.constants))
-    ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: True))
-    classes = Classes()
     dims = task.batch_dim_list
     starts: dict[str, int] = {}
     for name, info in input_names(task).items():
         if info.role == "batch" and dims[info.leaf] is not None:
             starts[name] = dims[info.leaf]  # type: ignore[assignment]
-            classes.join("batch", (name, dims[info.leaf]))
-    joined = join_ops(program, ops, classes)
+
+    def join(classes: Classes) -> None:
+        for place in starts.items():
+            classes.join("batch", place)
+
+    joined = join_program(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: True), join)
+    program = joined.program
     used = {o.name for e in program.equations for o in e.inputs if isinstance(o, Value)}
     mean = task.reduction == "mean"  # a mean of (mean + constant) is the mean plus the constant
-    found = spread(joined, classes.find("batch"), {n: d for n, d in starts.items() if n in used}, affine=mean)
+    found = spread(joined, joined.classes.find("batch"), {n: d for n, d in starts.items() if n in used}, affine=mean)
     if isinstance(found, Obstacle):
         return MicrobatchCheck(False, found.reason, found.equation.name, found.equation.source)
     for operand in program.outputs:
@@ -114,8 +119,10 @@ def _factor(program: Program, follow: Spread, position: int) -> float | None:
             env[operand.name] = jnp.ones(operand.shape, operand.aval.dtype)
         return env[operand.name]
 
+    scales: dict[str, float] = {}
     for e in program.equations:
-        if states.get(e.outputs[0].name) != PARTIAL and not any(_pending(o, states) for o in e.outputs):
+        if not any(_pending(o, states) for o in e.outputs):
+            scales.update(dict.fromkeys((v.name for v in e.outputs), _scale(e, scales)))
             continue
         if any(
             np.prod(o.shape, initial=1) > LARGEST_TAIL
@@ -123,15 +130,32 @@ def _factor(program: Program, follow: Spread, position: int) -> float | None:
         ):
             return None
         if codes[e.name] > PASS:  # the sum arises here; inside a loop it may have been scaled already
+            before = math.prod(scales.get(o.name, 1.0) for o in e.inputs if isinstance(o, Value))
             for i, made in enumerate(e.outputs):
-                env[made.name] = jnp.full(made.shape, _inner_factor(e, codes[e.name], i), made.aval.dtype)
+                env[made.name] = jnp.full(made.shape, before * _inner_factor(e, codes[e.name], i), made.aval.dtype)
             continue
         args = [value(o) for o in e.inputs]
-        if e.primitive.name in ("add", "sub", "add_any"):  # constant terms are not part of the factor
+        if e.primitive.name in SUMS:  # constant terms are not part of the factor
             args = [x if _pending(o, states) else jnp.zeros_like(x) for x, o in zip(args, e.inputs, strict=True)]
         results = jc.bind(e.primitive, args, e.params)
         env.update(zip((v.name for v in e.outputs), results, strict=True))
     return float(jnp.mean(value(out)))
+
+
+def _scale(equation: Equation, scales: dict[str, float]) -> float:
+    """The number that a value was multiplied by since something other than a multiplication made it: sums are scaled
+    before as well as after (``sum(x / n)``)."""
+    name, inputs = equation.primitive.name, equation.inputs
+    given = [scales.get(o.name, 1.0) if isinstance(o, Value) else scalar_of(o) for o in inputs]
+    if not given or None in given:
+        return 1.0
+    if name == "mul":
+        return given[0] * given[1]  # type: ignore[operator]
+    if name == "div":
+        return given[0] / given[1] if given[1] else 1.0  # type: ignore[operator]
+    if name in SUMS:
+        return given[0] if len(set(given)) == 1 and all(isinstance(o, Value) for o in inputs) else 1.0  # type: ignore[return-value]
+    return given[0] if name in CARRIES_SCALE else 1.0  # type: ignore[return-value]
 
 
 def _inner_factor(equation: Equation, code: int, position: int) -> float:

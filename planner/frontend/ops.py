@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.graph import Factor, Op
-from planner.frontend.flat import Equation, Operand, Value
+from planner.frontend.flat import Equation, Operand, Value, scalar_of
 from planner.frontend.rules.base import Factorisation, Rule, rule_for, run_on_shards
 
 __all__ = ["op_from_equation", "op_key", "rule_for", "run_on_shards"]
@@ -33,8 +33,7 @@ def op_from_equation(
         factors=_usable_factors(eqn, facts, needs_grad),
         in_dims=facts.in_dims,
         out_dims=facts.out_dims,
-        # A constant is whole on every device: it cannot be one of the summands.
-        linear=tuple(s for s in facts.linear if all(isinstance(eqn.inputs[i], Value) for i in s)),
+        linear=_linear_sets(eqn, facts),
         flops=facts.flops,
         backward_flops=facts.flops * len(wanted) if whole_backward is None else whole_backward * bool(wanted),
         saves=_saved_names(eqn, facts, wanted),
@@ -45,6 +44,17 @@ def op_from_equation(
         key=op_key(eqn),
         scope=eqn.scopes[-1].index if eqn.scopes else -1,
     )
+
+
+def _linear_sets(eqn: Equation, facts: Factorisation) -> tuple[tuple[int, ...], ...]:
+    """The linear sets without constants: those are whole on every device, so only zeros go along with summands."""
+    found = []
+    for positions in facts.linear:
+        constants = [i for i in positions if not isinstance(eqn.inputs[i], Value)]
+        summands = tuple(i for i in positions if i not in constants)
+        if summands and all(scalar_of(eqn.inputs[i]) == 0.0 for i in constants):
+            found.append(summands)
+    return tuple(dict.fromkeys(found))
 
 
 def _usable_factors(eqn: Equation, facts: Factorisation, needs_grad: Callable[[Value], bool]) -> tuple[Factor, ...]:

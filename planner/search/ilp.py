@@ -8,6 +8,9 @@ import numpy as np
 from planner.search.problem import NOT_NEEDED, Floats, Goal, IntraOpProblem, Ints, TensorEdge
 from planner.search.solver import LinearProgram
 
+OBJECTIVE_SCALE = 1e3
+"""Objectives are scaled to about this size, because HiGHS's tolerances are absolute."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -24,25 +27,25 @@ class Layout:
 
 
 def build_ilp(
-    problem: IntraOpProblem, *, goal: Goal, scale: float, cutoff: float = math.inf
+    problem: IntraOpProblem, *, goal: Goal, size: float, cutoff: float = math.inf
 ) -> tuple[LinearProgram, Layout]:
     """The ILP of a problem.
 
     Args:
-        scale: seconds (goal time) or bytes (goal excess) that count as one in the objective.
+        size: about how many seconds (goal time) or bytes (goal excess) the optimum has, for scaling.
         cutoff: largest objective of interest, in seconds or bytes.
     """
     minimise_excess = goal is Goal.excess
-    time_scale = 1.0 if minimise_excess else scale
+    time_scale = 1.0 if minimise_excess else size / OBJECTIVE_SCALE
     build = _Builder()
     first = tuple(
         int(build.variables(node.time_s / time_scale, integer=True, fixed=~np.isfinite(node.time_s))[0])
         for node in problem.nodes
     )
-    for start, size in zip(first, problem.sizes, strict=True):  # E1
-        build.row(np.arange(start, start + size), np.ones(size), 1.0, 1.0)
+    for start, count in zip(first, problem.sizes, strict=True):  # E1
+        build.row(np.arange(start, start + count), np.ones(count), 1.0, 1.0)
     rows = np.flatnonzero(np.isfinite(problem.budget_bytes)).tolist()
-    unit = np.full(len(problem.budget_bytes), scale if minimise_excess else 1.0)
+    unit = np.full(len(problem.budget_bytes), size / OBJECTIVE_SCALE if minimise_excess else 1.0)
     if not minimise_excess:
         unit = np.maximum(np.abs(problem.budget_bytes), 1.0)
     in_row: dict[int, list[tuple[Ints, Floats]]] = {row: [] for row in rows}
@@ -61,7 +64,7 @@ def build_ilp(
         objective[-1] = 1.0
         program = replace(program, objective=objective)
     if math.isfinite(cutoff):
-        program = _below(program, cutoff / scale)
+        program = _below(program, cutoff / size * OBJECTIVE_SCALE)
     return program, Layout(first=first, sizes=problem.sizes)
 
 

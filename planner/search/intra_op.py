@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.search import reduce
 from planner.search.elimination import Elimination
-from planner.search.ilp import build_ilp, without
+from planner.search.ilp import OBJECTIVE_SCALE, build_ilp, without
 from planner.search.lagrange import relax
 from planner.search.problem import (
     Floats,
@@ -37,9 +37,6 @@ from planner.search.problem import (
     score,
 )
 from planner.search.solver import minimise
-
-OBJECTIVE_SCALE = 1e3
-"""Objectives are scaled to about this size, because HiGHS's tolerances are absolute."""
 
 ROUNDING = 1e-9
 """Relative difference between a bound and a value that sums of floats can make."""
@@ -268,9 +265,10 @@ class _Search:
 
     def ilp(self, problem: IntraOpProblem, reduced: reduce.Reduced | None, cutoff: float) -> None:
         """Solve the ILP of `problem`, whose assignments `reduced` maps back, for values at or below the cutoff."""
-        scale = self._typical(problem) / OBJECTIVE_SCALE
+        size = self._typical(problem)
+        scale = size / OBJECTIVE_SCALE
         slack = ROUNDING * self.unit() if self.choice or math.isfinite(self.bound) else 0.0
-        program, layout = build_ilp(problem, goal=self.goal, scale=scale, cutoff=cutoff + slack)
+        program, layout = build_ilp(problem, goal=self.goal, size=size, cutoff=cutoff + slack)
         self.effort["ilp_variables"] = len(program.objective)
         bound = -math.inf
         for _ in range(NEAR_MISSES):

@@ -160,8 +160,12 @@ def _stops(graph: ModelGraph, pins: Sequence[StagePin], chosen: Sequence[Sequenc
                 if cost < best[s + 1, stop]:
                     best[s + 1, stop], back[s + 1, stop] = cost, start
     if not np.isfinite(best[stages, count]):
+        allowed = count - 1 - len(uncut)
         raise InputError(
-            "MP160", f"the pinned block counts do not add up to the model's {count} blocks", "pin other counts, or none"
+            "MP160",
+            f"the model's {count} blocks cannot be cut into the {stages} stages that are pinned "
+            f"({allowed} of {count - 1} borders may be cut)",
+            "pin other block counts, or none, or fewer stages",
         )
     stops, at = [], count
     for s in range(stages, 0, -1):

@@ -25,7 +25,14 @@ from planner.space.model_space import (
     saved_by,
     specs_in_group,
 )
-from planner.space.parameters import Storage, hoisted, parameter_cost, state_bytes, update_bytes
+from planner.space.parameters import (
+    Storage,
+    gradient_collectives,
+    hoisted,
+    reduction_s,
+    state_bytes,
+    update_bytes,
+)
 
 Collective = tuple[str, str, int]  # phase (forward, backward, once), kind, axis
 
@@ -225,25 +232,27 @@ class Decision:
             if place[0] == key
             for n, specs in consumers_of(space, *place)
         }
-        once = 0.0
+        through = hoisted(storage.value, self.needs(node))
         for need in sorted(needs):
-            price = parameter_cost(node.tensor, storage, need, space.pricing, trained=facts.trained)
-            cost.forward_cast_s += price.forward_s
-            cost.backward_cast_s += price.backward_s
-            once = max(once, price.once_s)
-            through = hoisted(storage.value, (need,))
+            forward, backward = space.pricing.cast(node.tensor, through, need)
+            cost.forward_cast_s += forward
+            cost.backward_cast_s += backward
             for step in cast(node.tensor.shape, node.tensor.itemsize, through, need, space.mesh) or ():
                 if step.forward:
                     cost.collectives["forward", step.forward, step.axis] += 1
-                    cost.collectives["backward", step.forward, step.axis] += facts.trained
                 if step.backward and facts.trained:
                     cost.collectives["backward", step.backward, step.axis] += 1
-            for phase, kind, axis in price.collectives:
-                cost.collectives[phase, kind, axis] += 1 if owner else 0
+        if owner:
+            local = node.tensor.bytes / split_factor(storage.value, space.mesh)
+            for phase, kind, axis in self.gradient_collectives(node):
+                seconds = share * reduction_s(space.pricing, kind, axis, local, len(node.names) / node.count)
+                if phase == "once":
+                    cost.once_s += seconds
+                else:
+                    cost.backward_cast_s += seconds
         value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
         cost.parameter_bytes += share * value
         if owner:
-            cost.once_s += share * once
             cost.gradient_bytes += share * gradient
             cost.optimizer_bytes += share * optimizer
             cost.update_s += share * space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))

@@ -414,7 +414,9 @@ def _parameter_edge(space: ModelSpace, index: int, node: ParameterNode) -> list[
         return []
     targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
     trained = space.graph.params[node.names[0]].trained
-    forward, backward, once = parameter_matrix(node.tensor, node.options, targets, space.pricing, trained=trained)
+    forward, backward, once = parameter_matrix(
+        node.tensor, node.options, targets, space.pricing, trained=trained, leaf_share=len(node.names) / node.count
+    )
     edge = _tensor_edge("+".join(node.names[:2]), index, range(len(node.options)), node.options, consumers, targets)
     return [EdgePrices(edge, node.count, forward, backward, once, False)]
 

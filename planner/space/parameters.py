@@ -36,22 +36,6 @@ class Storage:
     optimizer: Spec
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCost:
-    """What storing a parameter one way and needing it another costs on one device.
-
-    Attributes:
-        forward_s, backward_s: each microbatch.
-        once_s: gradient reduction and gather of the update, each step.
-        collectives: (phase, kind, axis) of every collective.
-    """
-
-    forward_s: float
-    backward_s: float
-    once_s: float
-    collectives: tuple[tuple[str, str, int], ...]
-
-
 def whole_storage(axes: int) -> Storage:
     """Everything whole on every device."""
     whole = (REPLICATED,) * axes
@@ -90,23 +74,20 @@ def hoisted(value: Spec, needs: Sequence[Spec]) -> Spec:
     )
 
 
-def parameter_cost(tensor: Tensor, storage: Storage, need: Spec, pricing: Pricing, *, trained: bool) -> ParameterCost:
-    """Cost of one parameter tensor (one layer's) that is stored one way and needed another."""
-    forward, backward, once = parameter_matrix(tensor, [storage], [need], pricing, trained=trained)
-    through = hoisted(storage.value, (need,))
-    found = [
-        ("once" if phase else "backward", kind, axis)
-        for phase, kind, axis in _reductions(storage, through, pricing.mesh)
-    ]
-    return ParameterCost(
-        float(forward[0, 0]), float(backward[0, 0]), float(once[0, 0]), tuple(found) if trained else ()
-    )
-
-
 def parameter_matrix(
-    tensor: Tensor, options: Sequence[Storage], needs: Sequence[Spec], pricing: Pricing, *, trained: bool
+    tensor: Tensor,
+    options: Sequence[Storage],
+    needs: Sequence[Spec],
+    pricing: Pricing,
+    *,
+    trained: bool,
+    leaf_share: float = 1.0,
 ) -> tuple[Floats, Floats, Floats]:
-    """Seconds forward and backward of each microbatch, and once a step, for each way to store and each spec needed."""
+    """Seconds forward and backward of each microbatch, and once a step, for each way to store and each spec needed.
+
+    Args:
+        leaf_share: of one leaf that the tensor is (one layer of a stack): a leaf's gradient is reduced at once.
+    """
     shape = (len(options), len(needs))
     forward, backward, once = np.empty(shape), np.empty(shape), np.zeros(shape)
     values = {}
@@ -123,26 +104,33 @@ def parameter_matrix(
             backward[rows, j] = back[0, 0] + (ahead[0, 0] if gathers else 0.0)
             if trained and np.isfinite(ahead[0, 0]):
                 for i in rows:
-                    for late, kind, axis in _reductions(options[i], through, pricing.mesh):
-                        (once if late else backward)[i, j] += pricing.collective_s(kind, axis, local)
+                    for phase, kind, axis in gradient_collectives(options[i], through, pricing.mesh):
+                        total = once if phase == "once" else backward
+                        total[i, j] += reduction_s(pricing, kind, axis, local, leaf_share)
     return forward, backward, once
 
 
-def _reductions(storage: Storage, through: Spec, mesh: Sequence[int]) -> list[tuple[bool, str, int]]:
-    """Collectives of the gradient and the update: (once a step rather than each microbatch, kind, axis)."""
+def reduction_s(pricing: Pricing, kind: str, axis: int, size_bytes: float, leaf_share: float) -> float:
+    """Seconds of a part of a leaf's reduction: its bytes, and its share of what any collective takes."""
+    start_s = pricing.collective_s(kind, axis, 0.0)
+    return pricing.collective_s(kind, axis, size_bytes) - (1.0 - leaf_share) * start_s
+
+
+def gradient_collectives(storage: Storage, through: Spec, mesh: Sequence[int]) -> list[tuple[str, str, int]]:
+    """Collectives of a leaf's gradient and its update: (``backward`` for each microbatch or ``once`` a step, kind, axis)."""
     found = []
     for axis, code in enumerate(storage.value):
         if code != REPLICATED or mesh[axis] == 1:
             continue
         reduces = through[axis] == VARYING
         if storage.gradient[axis] >= 0 and reduces:
-            found.append((False, "reduce_scatter", axis))
+            found.append(("backward", "reduce_scatter", axis))
         elif storage.optimizer[axis] >= 0 and reduces:
-            found.append((True, "reduce_scatter", axis))
+            found.append(("once", "reduce_scatter", axis))
         elif reduces:
-            found.append((True, "all_reduce", axis))
+            found.append(("once", "all_reduce", axis))
         if storage.optimizer[axis] >= 0:
-            found.append((True, "all_gather", axis))
+            found.append(("once", "all_gather", axis))
     return found
 
 

@@ -222,7 +222,7 @@ def test_exit_codes(call, fake, monkeypatch, error, code):
 
     monkeypatch.setitem(vars(planner), "plan", fail)
     args = ("plan", "--model", "gpt2", "--cluster", "mixed.toml", "--global-batch", "8")
-    done = call(*args)
+    done = call(*args, "--profile", "given.profile.json")
     assert done.code == code and not done.out
     if code == 70:
         assert (

@@ -96,7 +96,7 @@ def numpyro_svi() -> Published:
         w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([8, 32]).to_event(2))
         w2 = numpyro.sample("w2", dist.Normal(0, 1).expand([32, 1]).to_event(2))
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
-        with numpyro.plate("data", x.shape[0]), numpyro.handlers.scale(scale=4.0):
+        with numpyro.plate("data", x.shape[0]), numpyro.handlers.scale(scale=256 / x.shape[0]):
             numpyro.sample("y", dist.Normal((jnp.tanh(x @ w1) @ w2)[:, 0], scale), obs=y)
 
     guide = AutoNormal(model)
@@ -128,7 +128,7 @@ def distrax_coupling_flow() -> Published:
             def bijector(parameters: Any) -> Any:
                 return distrax.ScalarAffine(parameters[..., 0], log_scale=jnp.tanh(parameters[..., 1]))
 
-            bijectors.append(distrax.MaskedCoupling(np.arange(4) % 2 == i % 2, bijector, net))
+            bijectors.append(distrax.MaskedCoupling(np.arange(4) % 2 == i % 2, net, bijector))
         base = distrax.MultivariateNormalDiag(jnp.zeros(4), jnp.ones(4))
         return distrax.Transformed(base, distrax.Inverse(distrax.Chain(bijectors))).log_prob(x)
 
@@ -216,7 +216,7 @@ def rax_ranking() -> Published:
         scores = model.apply(params, batch["x"])[..., 0]
         listwise = rax.softmax_loss(scores, batch["relevance"], where=batch["real"], reduce_fn=None)
         pairwise = rax.pairwise_logistic_loss(scores, batch["relevance"], where=batch["real"], reduce_fn=None)
-        return listwise.mean() + 0.1 * pairwise.sum((-1, -2)).mean()
+        return listwise.mean() + 0.1 * pairwise.sum(-1).mean()
 
     return make(loss, lambda: model.init(jax.random.key(0), batch["x"][:2]), batch)
 
@@ -238,7 +238,7 @@ def ott_sinkhorn() -> Published:
     def loss(params: Any, batch: Any) -> Any:
         return jax.vmap(one, (None, 0, 0))(params, batch["noise"], batch["target"]).mean()
 
-    return make(loss, lambda: model.init(jax.random.key(0), batch["noise"][0]), batch)
+    return make(loss, lambda: model.init(jax.random.key(0), batch["noise"][0]), batch, independent_microbatches=True)
 
 
 @published("penzai")

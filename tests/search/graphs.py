@@ -32,6 +32,7 @@ def random_problem(
     tree: bool = False,
     specs: int = 4,
     tensors: int | None = None,
+    impossible: float = 0.2,
 ) -> IntraOpProblem:
     """A random problem.
 
@@ -39,6 +40,7 @@ def random_problem(
         coarse: integer costs from a small range, so that ties and identical strategies occur.
         tightness: where each budget lies between the smallest and the largest memory that the nodes could take.
         tree: one tensor a node at most, to a later node.
+        impossible: share of casts that do not exist.
     """
     sizes = rng.integers(1, max_strategies + 1, nodes)
 
@@ -72,7 +74,7 @@ def random_problem(
                     (node, rng.integers(NOT_NEEDED if rng.random() < 0.3 else 0, target_count, sizes[node]))
                     for node in consumers
                 ),
-                cast_time_s=np.where(rng.random(shape) < 0.2, np.inf, costs(shape, 5)),
+                cast_time_s=np.where(rng.random(shape) < impossible, np.inf, costs(shape, 5)),
                 cast_memory_bytes=costs((rows, *shape), 4),
             )
         )

@@ -160,12 +160,38 @@ def test_least_memory_equals_enumeration(case):
         assert evaluate(judged, found.choice).excess_bytes == pytest.approx(best, abs=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(12))
+def in_milliseconds_and_gigabytes(case):
+    """The problem with costs of the size that real ones have."""
+    return IntraOpProblem(
+        nodes=tuple(
+            replace(n, time_s=n.time_s * 1e-3, memory_bytes=n.memory_bytes * 1e9, transient_bytes=n.transient_bytes * 1e9)
+            for n in case.nodes
+        ),
+        tensors=tuple(
+            replace(t, cast_time_s=t.cast_time_s * 1e-3, cast_memory_bytes=t.cast_memory_bytes * 1e9)
+            for t in case.tensors
+        ),
+        budget_bytes=case.budget_bytes * 1e9,
+    )
+
+
+@pytest.mark.parametrize("seed", range(24))
 def test_roads_agree_on_larger_graphs(seed):
-    case = random_problem(
-        np.random.default_rng(seed), nodes=16, max_strategies=9, rows=2, coarse=seed % 2 == 0, tightness=0.15, tree=True
+    """Large enough that the relaxation leaves work to the ILP below cutoffs."""
+    case = in_milliseconds_and_gigabytes(
+        random_problem(
+            np.random.default_rng(seed),
+            nodes=16,
+            max_strategies=9,
+            rows=2,
+            coarse=seed % 2 == 0,
+            tightness=0.4 + 0.1 * (seed % 3),
+            tree=True,
+            impossible=0.02,
+        )
     )
     whole, ilp = solve(case), solve_by_ilp(case)
+    assert whole.missing_bytes == pytest.approx(ilp.missing_bytes, abs=1e6)
     assert whole.status is ilp.status
     assert whole.time_s == ilp.time_s or whole.time_s == pytest.approx(ilp.time_s, rel=CLOSE)
     without_elimination = solve(case, budget=SearchBudget(table_entries=2))

@@ -77,7 +77,8 @@ class Custom(Region):
         try:
             inner.programs |= self.derivative(eqn, classes, call)
         except Exception as error:  # the user's code runs here
-            inner.whole = f"tracing the custom derivative failed: {type(error).__name__}: {str(error).splitlines()[:1]}"
+            first = next(iter(str(error).splitlines()), "")
+            inner.whole = f"tracing the custom derivative failed: {type(error).__name__}: {first}"
             whole: list[list[object]] = [[None] * len(shape) for shape in eqn.in_shapes]
             inner.operand_dims, inner.result_dims = whole, [[None] * len(shape) for shape in eqn.out_shapes]
             inner.backward_flops = 2 * total_flops(call)
@@ -167,6 +168,8 @@ class CustomVjp(Custom):
         forward = load(eqn, closed, "f:", classes, (False,) * len(moving))
         floats = [is_inexact(v) for v in eqn.outputs]
         outs = forward.program.outputs
+        if [o.shape for o in outs[residuals:]] != list(eqn.out_shapes):
+            raise ValueError("the forward function's results have other shapes than the function's")
         residual = outs[:residuals]
         traced, kept = once(eqn, "backward", lambda: self._backward(eqn, moving, residual))
         backward = load(eqn, traced, "r:", classes, (False,) * len(traced.in_avals))

@@ -18,12 +18,12 @@ from jax import lax
 from costmodel.graph import Factor, Op
 from costmodel.sharding import PARTIAL, VARYING, Spec
 from planner.frontend import jax_compat as jc
-from planner.frontend.canonical import program_text
+from planner.frontend import ops as op_facts
+from planner.frontend.canonical import describe_param, program_text
 from planner.frontend.flat import REGIONS, Equation, Operand, Program, Use, Value, flatten
 from planner.frontend.gradients import annotated, depends, depends_in_loop
 from planner.frontend.joint import Classes, Joined, Obstacle, Spread, class_size, join_ops, make_ops, spread
-from planner.frontend.ops import op_from_equation, rule_for
-from planner.frontend.rules.base import Factorisation, Placement, Rule
+from planner.frontend.rules.base import Factorisation, Placement, Rule, rule_for
 from planner.frontend.rules.factors import adds_up, is_inexact
 from planner.lowering.spmd import LocalProgram
 
@@ -110,7 +110,7 @@ def load(
         flat[prefix] = annotated(program, moved_in(program), transposed=derivative)
     program = flat[prefix]
     moved = moved_in(program)
-    ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved))
+    ops = make_ops(program, lambda e: op_facts.op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved))
     return join_ops(program, ops, classes)
 
 
@@ -309,8 +309,8 @@ class Region(Rule):
             name: program_text(j.program, lambda e: rule_for(e.primitive.name).describe(e))
             for name, j in inner.programs.items()
         }
-        # Functions that could not be traced are told apart by identity: such equations are equal to no other.
-        whole = f"{inner.whole} {id(eqn.params)}" if inner.whole else ""
+        # What could not be traced is told apart by the names of its functions.
+        whole = f"{inner.whole} {describe_param({k: str(v) for k, v in eqn.params.items()})}" if inner.whole else ""
         return f"{self.static(eqn)}{eqn.together}{texts}{whole}"
 
     def factorise(self, eqn: Equation) -> Factorisation:
