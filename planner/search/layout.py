@@ -71,9 +71,30 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> 
         total.saved_bytes += cost.saved_bytes
         total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
         total.collectives.update(cost.collectives)
+    _charge_leaves(graph, decision, start, stop, total)
     value, gradient, optimizer = held_bytes(graph, decision, start, stop)
     total.parameter_bytes, total.gradient_bytes, total.optimizer_bytes = value, gradient, optimizer
     return total
+
+
+def _charge_leaves(graph: ModelGraph, decision: Decision, start: int, stop: int, total: BlockCost) -> None:
+    """Counts the gradient collectives, one for each leaf that the stage holds: a part of a stack is reduced at once.
+
+    Blocks were charged their share of what a leaf's collective takes whatever its size; the rest is charged here.
+    """
+    earlier = {s.value for b in graph.blocks[:start] for s in b.inputs}
+    for name, items in held_parameters(graph, start, stop).items():
+        node = decision.parameter_nodes[name]
+        held = 1.0 if items is None else (items[1] - items[0]) * len(node.names) / node.count
+        for phase, kind, axis in decision.gradient_collectives(node):
+            if kind == "all_gather" and items is None and name in earlier:
+                continue  # the owner of a tied parameter updates it
+            total.collectives[phase, kind, axis] += 1
+            rest_s = max(0.0, 1.0 - held) * decision.space.pricing.collective_s(kind, axis, 0.0)
+            if phase == "once":
+                total.once_s += rest_s
+            else:
+                total.backward_cast_s += rest_s
 
 
 def held_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> tuple[float, float, float]:

@@ -68,8 +68,8 @@ class PricedStages:
         self.used = np.array([(*kind.devices, 1) for kind in self.kinds], dtype=np.float64)
         self.size = time_s.shape[1]
         merged = np.stack([time_s[kind.options].min(axis=0) for kind in self.kinds])
-        self.by_end_s: Floats = np.ascontiguousarray(merged.transpose(2, 0, 1))  # [end, kind, first]
-        allowed = np.isfinite(self.by_end_s).any(axis=1)
+        self.by_end_s: Floats = merged.transpose(2, 0, 1).copy()  # [end, kind, first]
+        allowed = np.any(np.isfinite(self.by_end_s), axis=1)
         self.lowest = np.where(allowed.any(axis=1), allowed.argmax(axis=1), self.size).tolist()
         single = np.diagonal(tables.time_s, offset=1, axis1=1, axis2=2)
         self.most_s = float(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
+from planner.space.backward import takes_again
 from planner.space.model_space import (
     BatchNode,
     GroupNode,
@@ -115,6 +116,17 @@ class Decision:
             for consumer, specs in consumers_of(self.space, *place)
         ]
 
+    def gradient_collectives(self, node: ParameterNode) -> list[Collective]:
+        """Collectives of the gradient and update of each of a node's leaves, on a stage that owns it."""
+        if not self.space.graph.params[node.names[0]].trained:
+            return []
+        storage = node.options[self.choice[self.space.index["place", *node.places[0]]]]
+        return gradient_collectives(storage, hoisted(storage.value, self.needs(node)), self.space.mesh)
+
+    @cached_property
+    def parameter_nodes(self) -> dict[str, ParameterNode]:
+        return {name: n for n in self.space.nodes if isinstance(n, ParameterNode) for name in n.names}
+
     @cached_property
     def input_specs(self) -> dict[str, dict[str, Spec]]:
         """Block class -> input -> spec in which the class takes it (parameters: as they are through the step)."""
@@ -191,9 +203,20 @@ class Decision:
         else:
             producer, specs = found
             source = specs[self.choice[producer]]
-        targets = {specs[self.choice[n]] for n, specs in consumers_of(space, key, name) if n != producer}
-        for target in sorted(targets):
-            self._charge(space.graph.classes[key].tensors[name], source, target, cost, again=name in space.derived[key])
+        again = self._targets(key, name, without=producer)
+        for target in sorted(again):
+            self._charge(space.graph.classes[key].tensors[name], source, target, cost, again=again[target])
+
+    def _targets(self, key: str, name: str, without: int = -1) -> dict[Spec, bool]:
+        """Specs in which a class's ops take a tensor, with whether the backward pass takes it so again."""
+        again, found = self.space.again[key, self.setting.remat], {}
+        for index, specs in consumers_of(self.space, key, name):
+            node = self.space.nodes[index]
+            assert isinstance(node, GroupNode)
+            if index != without:
+                target = specs[self.choice[index]]
+                found[target] = found.get(target, False) or takes_again(node.group.ops, name, again)
+        return found
 
     def _charge(
         self, tensor: object, source: Spec, target: Spec, cost: BlockCost, *, again: bool = False, share: float = 1.0
@@ -204,14 +227,13 @@ class Decision:
         if source == target:
             return
         forward, backward = self.space.pricing.cast(tensor, source, target)
-        twice = again or self.setting.remat == "full"
         cost.forward_cast_s += share * forward
-        cost.backward_cast_s += share * (backward + (forward if twice else 0.0))
+        cost.backward_cast_s += share * (backward + (forward if again else 0.0))
         steps = cast(tensor.shape, tensor.itemsize, source, target, self.space.mesh) or ()
         for step in steps:
             if step.forward:
                 cost.collectives["forward", step.forward, step.axis] += share  # type: ignore[assignment]
-                if twice:
+                if again:
                     cost.collectives["backward", step.forward, step.axis] += share  # type: ignore[assignment]
             if step.backward and tensor.needs_grad:
                 cost.collectives["backward", step.backward, step.axis] += share  # type: ignore[assignment]
@@ -226,20 +248,20 @@ class Decision:
         elements = math.prod(node.tensor.shape)
         share = node.count / space.counts[key]
         owner = node.places[0][0] == key
-        needs = {
-            specs[self.choice[n]]
-            for place in node.places
-            if place[0] == key
-            for n, specs in consumers_of(space, *place)
-        }
+        needs: dict[Spec, bool] = {}
+        for place in node.places:
+            if place[0] == key:
+                for need, again in self._targets(*place).items():
+                    needs[need] = needs.get(need, False) or again
         through = hoisted(storage.value, self.needs(node))
         for need in sorted(needs):
             forward, backward = space.pricing.cast(node.tensor, through, need)
             cost.forward_cast_s += forward
-            cost.backward_cast_s += backward
+            cost.backward_cast_s += backward + (forward if needs[need] else 0.0)
             for step in cast(node.tensor.shape, node.tensor.itemsize, through, need, space.mesh) or ():
                 if step.forward:
                     cost.collectives["forward", step.forward, step.axis] += 1
+                    cost.collectives["backward", step.forward, step.axis] += needs[need]
                 if step.backward and facts.trained:
                     cost.collectives["backward", step.backward, step.axis] += 1
         if owner:

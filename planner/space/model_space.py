@@ -14,6 +14,7 @@ Times are seconds of one step: microbatches x (forward + backward) + once. The m
 """
 
 import math
+import typing
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from costmodel.estimator import Pricing, Traffic
 from costmodel.graph import BlockClass, ModelGraph, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides, operand_spec, result_spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
+from planner.space.backward import Again, read_again, takes_again
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
 from planner.space.parameters import Storage, parameter_matrix, state_bytes, storages, update_bytes, whole_storage
 
@@ -116,6 +118,7 @@ class ModelSpace:
     index: dict[tuple[str, ...], int] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     derived: dict[str, frozenset[str]] = field(default_factory=dict)
+    again: dict[tuple[str, Remat], Again] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -124,7 +127,9 @@ class ModelSpace:
             outputs = frozenset(name for name in cls.outputs if name)
             self.groups[key] = group_ops(cls.ops, cls.tensors, outputs)
             self.traffic[key] = Traffic.of_block(cls.ops, cls.tensors, outputs)
-            self.derived[key] = derived_from_parameters(cls.ops, cls.tensors)
+            derived = self.derived[key] = derived_from_parameters(cls.ops, cls.tensors)
+            for remat in typing.get_args(Remat):
+                self.again[key, remat] = read_again(cls.ops, cls.tensors, derived, full=remat == "full")
             for i, group in enumerate(self.groups[key]):
                 options = self._working(key, group, group_strategies(group, self.mesh, cls.tensors))
                 self._add(("group", key, str(i)), GroupNode(key, group, options))
@@ -311,14 +316,18 @@ class NodePrices:
 
 @dataclass(frozen=True)
 class EdgePrices:
-    """Casts of one tensor: seconds each microbatch, and once a step."""
+    """Casts of one tensor: seconds each microbatch, and once a step.
+
+    Attributes:
+        again: by remat, for each target whether its cast runs again for the backward pass.
+    """
 
     tensor: TensorEdge
     count: int
     forward_s: Floats
     backward_s: Floats
     once_s: Floats | None
-    again: bool  # runs again for the backward pass whatever the remat
+    again: dict[Remat, Floats]
 
 
 @dataclass(frozen=True)
@@ -359,7 +368,7 @@ class SpacePrices:
             )
         edges = []
         for e in self.edges:
-            per_microbatch = e.forward_s * (2.0 if e.again or full else 1.0) + e.backward_s
+            per_microbatch = e.forward_s * (1.0 + e.again[setting.remat]) + e.backward_s
             cost = e.count * times * per_microbatch
             if e.once_s is not None:
                 cost = cost + e.count * e.once_s
@@ -401,15 +410,16 @@ def _edges_inside(space: ModelSpace, key: str, cls: BlockClass) -> list[EdgePric
         producer, specs = space.maker(key, name) or (space.whole_source(name), (space.whole,))
         others = [(node, needs) for node, needs in consumers if node != producer]
         if others:
-            again = name in space.derived[key]
+            inside = [(key, name)] * len(others)
             out.append(
-                _edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, space.counts[key], again)
+                _edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, space.counts[key], inside)
             )
     return out
 
 
 def _parameter_edge(space: ModelSpace, index: int, node: ParameterNode) -> list[EdgePrices]:
-    consumers = [c for place in node.places for c in consumers_of(space, *place)]
+    pairs = [(place, c) for place in node.places for c in consumers_of(space, *place)]
+    places, consumers = [place for place, _ in pairs], [c for _, c in pairs]
     if not consumers:
         return []
     targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
@@ -418,7 +428,28 @@ def _parameter_edge(space: ModelSpace, index: int, node: ParameterNode) -> list[
         node.tensor, node.options, targets, space.pricing, trained=trained, leaf_share=len(node.names) / node.count
     )
     edge = _tensor_edge("+".join(node.names[:2]), index, range(len(node.options)), node.options, consumers, targets)
-    return [EdgePrices(edge, node.count, forward, backward, once, False)]
+    return [EdgePrices(edge, node.count, forward, backward, once, _again(space, consumers, places, targets))]
+
+
+def _again(
+    space: ModelSpace,
+    consumers: Sequence[tuple[int, Sequence[Spec]]],
+    places: Sequence[tuple[str, str]],
+    targets: Sequence[Spec],
+) -> dict[Remat, Floats]:
+    """By remat, for each target spec 1 where some consumer that may need it takes the tensor again.
+
+    Args:
+        places: (class, tensor) that each consumer reads; none for casts between blocks, which are outside any remat.
+    """
+    found: dict[Remat, Floats] = {"none": np.zeros(len(targets)), "full": np.zeros(len(targets))}
+    for (key, name), (index, specs) in zip(places, consumers, strict=False):
+        node = space.nodes[index]
+        assert isinstance(node, GroupNode)
+        for remat, row in found.items():
+            if takes_again(node.group.ops, name, space.again[key, remat]):
+                row[[targets.index(s) for s in set(specs)]] = 1.0
+    return found
 
 
 def _edge(
@@ -429,11 +460,12 @@ def _edge(
     give: Sequence[Spec],
     consumers: Sequence[tuple[int, Sequence[Spec]]],
     count: int,
-    again: bool = False,
+    places: Sequence[tuple[str, str]] = (),
 ) -> EdgePrices:
     sources = list(dict.fromkeys(give))
     targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
     forward, backward = space.pricing.cast_matrix(tensor, sources, targets)
+    again = _again(space, consumers, places, targets)
     return EdgePrices(
         _tensor_edge(name, producer, give, sources, consumers, targets), count, forward, backward, None, again
     )

@@ -99,9 +99,7 @@ def parameter_matrix(
             through = hoisted(value, (need,))
             ahead, back = pricing.cast_matrix(tensor, [through], [need])
             forward[rows, j] = ahead[0, 0]
-            # What is gathered is gathered again for the backward pass.
-            gathers = trained and any(s >= 0 and n < 0 for s, n in zip(value, need, strict=True))
-            backward[rows, j] = back[0, 0] + (ahead[0, 0] if gathers else 0.0)
+            backward[rows, j] = back[0, 0]
             if trained and np.isfinite(ahead[0, 0]):
                 for i in rows:
                     for phase, kind, axis in gradient_collectives(options[i], through, pricing.mesh):

@@ -164,7 +164,9 @@ def in_milliseconds_and_gigabytes(case):
     """The problem with costs of the size that real ones have."""
     return IntraOpProblem(
         nodes=tuple(
-            replace(n, time_s=n.time_s * 1e-3, memory_bytes=n.memory_bytes * 1e9, transient_bytes=n.transient_bytes * 1e9)
+            replace(
+                n, time_s=n.time_s * 1e-3, memory_bytes=n.memory_bytes * 1e9, transient_bytes=n.transient_bytes * 1e9
+            )
             for n in case.nodes
         ),
         tensors=tuple(
