@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 WORKERS ?= 2
 
 .PHONY: help demo test lint types unit golden published bench clean
@@ -59,7 +59,7 @@ $(VENV)/installed-for-tests: pyproject.toml | $(BIN)/python
 
 $(VENV)-published/installed: pyproject.toml tests/published/requirements.txt
 	$(PYTHON) -m venv $(VENV)-published
-	$(VENV)-published/bin/python -m pip --disable-pip-version-check --quiet install --editable . -r tests/published/requirements.txt
+	$(VENV)-published/bin/python -m pip --disable-pip-version-check --quiet --quiet install --editable . -r tests/published/requirements.txt
 	@touch $@
 
 clean:

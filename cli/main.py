@@ -82,6 +82,9 @@ class MeshplanGroup(click.Group):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
+        from cli.output import keep_stdout_clean
+
+        keep_stdout_clean()
         try:
             code = super().main(args, prog_name or "meshplan", complete_var, False, **extra)
         except click.Abort:

@@ -1,5 +1,6 @@
 """What commands write: documents and reports to stdout or a file, progress to stderr."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,3 +83,18 @@ def _bar() -> Iterator[Progress]:
             bar.update(tasks[what], completed=done, total=total or None)
 
         yield report
+
+
+def keep_stdout_clean() -> None:
+    """Leaves stdout to this program's own text: what native libraries print there (HiGHS does) goes to stderr.
+
+    Only for a real process; streams that a caller has put in the place of stdout are left alone.
+    """
+    if sys.stdout is not sys.__stdout__:
+        return
+    try:
+        own = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # a closed stream: nothing to keep clean
+        return
+    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)

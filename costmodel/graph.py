@@ -72,13 +72,16 @@ class Op:
             pass from all of such a set to the result (``add``: ``((0, 1),)``; ``mul``: ``((0,), (1,))``).
         flops: forward floating point operations, unsharded.
         backward_flops: of the backward pass, all operands that need a gradient together.
-        saves: tensors that the backward pass reads.
+        saves: operands and results that the backward pass reads.
+        keeps: what it reads besides, which the op itself makes (a mask, the square of a divisor): the tensor whose dims
+            that has ('' where none does), its bytes, and whether it is the same whatever the operands (zeros).
+        stored: the user's remat policy keeps the results.
         work: what kind of work it is, for the cost model. ``view`` ops cost nothing.
         fuses: elementwise-like: reads and writes of neighbours in one fused kernel.
         source: ``file.py:12 (function)`` of the user's line.
         known: False where no rule knew the primitive and it is planned as replicated.
         key: key into a profile's op table (kind, shape and dtype), filled by the frontend.
-        scope: rematerialisation scope that the user wrote around it, or -1.
+        scope: rematerialisation scope that the user wrote around it (the outermost), or -1.
     """
 
     name: str
@@ -92,6 +95,8 @@ class Op:
     flops: float = 0.0
     backward_flops: float = 0.0
     saves: tuple[str, ...] = ()
+    keeps: tuple[tuple[str, int, bool], ...] = ()
+    stored: bool = False
     work: Work = "elementwise"
     fuses: bool = False
     source: str = ""

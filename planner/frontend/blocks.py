@@ -17,6 +17,7 @@ from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import describe_array, describe_param
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value
 from planner.frontend.ops import op_from_equation, rule_for
+from planner.frontend.residuals import with_residuals
 from planner.frontend.rules.region import join_program
 
 
@@ -94,7 +95,8 @@ def make_class(
     }
     program = Program(tuple(renamed[v] for v in inputs), tuple(body), tuple(operand(o) for o in outputs), held)
     joined = join_program(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in grads))
-    program, ops = joined.program, dict(joined.ops)
+    program = joined.program
+    ops = {e.name: with_residuals(e, joined.ops[e.name], lambda v: v.name in grads) for e in program.equations}
     cache[key] = BlockClass(key, program, ops, tensors)
     return cache[key]
 
@@ -172,6 +174,13 @@ def repeats(ids: np.ndarray, weight: np.ndarray) -> tuple[int, int, int] | None:
     return best[2] if best else None
 
 
+SMALLEST_RUN, HEAVY_ATOM, GAIN = 0.02, 0.125, 0.1
+"""Shares of a program's work: the least that a run of blocks has, the least of a piece that is looked into, and what
+runs must gain by that."""
+
+Piece = tuple[int, int]  # start and end among the equations
+
+
 def segment(
     equations: Sequence[Equation], flops: Sequence[float], outside: set[Value], roles: Callable[[Value], str],
     needs_grad: Callable[[Value], bool], pieces: int = 16,
@@ -179,42 +188,92 @@ def segment(
     """Blocks of a straight program as (start, end, run number); run -1 for blocks that do not repeat.
 
     Cuts are narrow places; runs of equal pieces come first, the rest is cut into at most about `pieces` parts of like
-    work.
+    work. Heavy pieces that do not repeat are looked into: beside a value that lives all through one (an encoder's output
+    through the decoder) it may have narrow places of its own, and repeat between them.
     """
-    cuts = [0, *narrow_cuts(equations, outside, needs_grad), len(equations)]
-    atoms = [(a, b) for a, b in zip(cuts, cuts[1:]) if b > a]
-    names: dict[str, int] = {}
-    ids = np.array([names.setdefault(piece_hash(equations[a:b], roles), len(names)) for a, b in atoms])
-    weight = np.array([sum(flops[a:b]) for a, b in atoms])
-    total = float(weight.sum()) or 1.0
-    blocks: list[tuple[int, int, int]] = []
-    runs = 0
+    work = _Segments(equations, flops, outside, roles, needs_grad, pieces)
+    atoms = work.atoms(0, len(equations))
+    found = work.blocks(atoms)
+    kept: set[Piece] = set()
+    while True:
+        heavy = [(a, b) for a, b in atoms if (a, b) not in kept and work.is_heavy_rest(a, b, found)]
+        if not heavy:
+            return found
+        inside = {piece: work.atoms(*piece) for piece in heavy}
+        finer = [new for piece in atoms for new in inside.get(piece, [piece])]
+        kept.update(heavy)
+        better = work.blocks(finer)
+        if work.in_runs(better) >= work.in_runs(found) + GAIN * work.total:
+            atoms, found = finer, better
 
-    def rest(lo: int, hi: int) -> None:
-        """Atoms lo..hi do not repeat: join neighbours into parts of about total / pieces."""
-        start, held = lo, 0.0
-        for i in range(lo, hi):
-            held += weight[i]
-            if held >= total / pieces or i == hi - 1:
-                blocks.append((atoms[start][0], atoms[i][1], -1))
-                start, held = i + 1, 0.0
 
-    def split(lo: int, hi: int) -> None:
-        nonlocal runs
-        found = repeats(ids[lo:hi], weight[lo:hi]) if hi - lo >= 2 else None
-        if found is None:
-            return rest(lo, hi)
-        start, period, count = lo + found[0], found[1], found[2]
-        if weight[start : start + period * count].sum() < 0.02 * total:
-            return rest(lo, hi)
-        split(lo, start)
-        run, runs = runs, runs + 1
-        for k in range(count):
-            first = start + k * period
-            blocks.append((atoms[first][0], atoms[first + period - 1][1], run))
-        split(start + period * count, hi)
-        return None
+@dataclass
+class _Segments:
+    equations: Sequence[Equation]
+    flops: Sequence[float]
+    outside: set[Value]
+    roles: Callable[[Value], str]
+    needs_grad: Callable[[Value], bool]
+    pieces: int
 
-    if atoms:
-        split(0, len(atoms))
-    return blocks
+    def __post_init__(self) -> None:
+        self.before = np.concatenate([[0.0], np.cumsum(self.flops)])
+        self.total = float(self.before[-1]) or 1.0
+        self.hashes: dict[Piece, str] = {}
+        self.last: dict[Value, int] = {}
+        for i, equation in enumerate(self.equations):
+            self.last.update((o, i) for o in equation.inputs if isinstance(o, Value))
+        self.last.update(dict.fromkeys(self.outside, len(self.equations)))
+
+    def weight(self, start: int, end: int) -> float:
+        return float(self.before[end] - self.before[start])
+
+    def atoms(self, start: int, end: int) -> list[Piece]:
+        """Pieces between the narrow places of equations start..end, by the values made among them."""
+        equations = self.equations[start:end]
+        later = {v for e in equations for v in e.outputs if self.last.get(v, -1) >= end}
+        cuts = [start, *(start + c for c in narrow_cuts(equations, later, self.needs_grad)), end]
+        return [(a, b) for a, b in zip(cuts, cuts[1:]) if b > a]
+
+    def in_runs(self, blocks: Sequence[tuple[int, int, int]]) -> float:
+        return sum(self.weight(a, b) for a, b, run in blocks if run >= 0)
+
+    def is_heavy_rest(self, start: int, end: int, blocks: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether a piece is heavy and in no run."""
+        alone = any(run < 0 and a <= start and end <= b for a, b, run in blocks)
+        return alone and self.weight(start, end) >= HEAVY_ATOM * self.total
+
+    def blocks(self, atoms: Sequence[Piece]) -> list[tuple[int, int, int]]:
+        """Runs of equal pieces, and parts of what is between them."""
+        names: dict[str, int] = {}
+        for a, b in atoms:
+            if (a, b) not in self.hashes:
+                self.hashes[a, b] = piece_hash(self.equations[a:b], self.roles)
+        ids = np.array([names.setdefault(self.hashes[piece], len(names)) for piece in atoms])
+        weight = np.array([self.weight(a, b) for a, b in atoms])
+        found: list[tuple[int, int, int]] = []
+        runs = 0
+
+        def split(lo: int, hi: int) -> None:
+            nonlocal runs
+            best = repeats(ids[lo:hi], weight[lo:hi]) if hi - lo >= 2 else None
+            if best is None or weight[lo + best[0] : lo + best[0] + best[1] * best[2]].sum() < SMALLEST_RUN * self.total:
+                return rest(lo, hi)
+            start, period, count = lo + best[0], best[1], best[2]
+            split(lo, start)
+            run, runs = runs, runs + 1
+            for first in range(start, start + period * count, period):
+                found.append((atoms[first][0], atoms[first + period - 1][1], run))
+            return split(start + period * count, hi)
+
+        def rest(lo: int, hi: int) -> None:
+            start, held = lo, 0.0
+            for i in range(lo, hi):
+                held += weight[i]
+                if held >= self.total / self.pieces or i == hi - 1:
+                    found.append((atoms[start][0], atoms[i][1], -1))
+                    start, held = i + 1, 0.0
+
+        if atoms:
+            split(0, len(atoms))
+        return found

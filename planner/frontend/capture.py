@@ -16,6 +16,7 @@ from costmodel.graph import Role, Source, Tensor
 from planner.frontend import jax_compat as jc
 from planner.frontend.blocks import BlockClass, interface, make_class, segment
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value, flatten, prune
+from planner.frontend.folding import fold_picks
 from planner.frontend.gradients import (
     annotated,
     depends,
@@ -23,6 +24,7 @@ from planner.frontend.gradients import (
     needing_gradient,
     needing_gradient_in_loop,
 )
+from planner.frontend.keys import keys_first
 from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.task import TrainingTask, path_string
 
@@ -216,6 +218,8 @@ def capture(task: TrainingTask, microbatch: int) -> Capture:
     infos = input_names(task)
     program = annotated(program, depends(program, [name for name, info in infos.items() if info.trained]))
     losses = 2 if task.reduction == "weighted" else 1
+    program = fold_picks(program)
+    program = keys_first(program, [v for v in program.inputs if infos[v.name].role == "rng"])
     program = _early_results(program, losses)
     loss = program.outputs[:losses]
     state = program.outputs[losses : len(program.outputs) - aux_count]

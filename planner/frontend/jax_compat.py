@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 from jax._src import core as _core
 from jax._src import linear_util as _lu
@@ -46,6 +47,11 @@ def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[An
     return list(out) if primitive.multiple_results else [out]
 
 
+def array(value: Any, aval: Any) -> Any:
+    """A captured value as an array of its abstract type."""
+    return value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype)
+
+
 def as_closed(jaxpr: Any) -> Any:
     """An open jaxpr as a closed one without constants."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
@@ -81,18 +87,17 @@ def custom_vjp_forward(params: dict[str, Any], moving: tuple[bool, ...]) -> tupl
     Args:
         moving: for each argument (constants left out), whether it can have a cotangent.
     """
-    call = params["call_jaxpr"]
-    jaxpr, consts = params["fwd_jaxpr_thunk"].call_wrapped(*moving)
-    _, res_tree, forwarded = params["out_trees"]()
+    consts, avals = params["num_consts"], params["call_jaxpr"].in_avals
+    jaxpr, captured = params["fwd_jaxpr_thunk"].call_wrapped(*moving)
+    _, res_tree, forwarded = params["out_trees"]()  # residuals that are arguments: their positions, constants included
     made = res_tree.num_leaves - sum(f is not None for f in forwarded)
 
     def whole(*args: Any) -> list[Any]:
-        outs = _core.eval_jaxpr(jaxpr, consts, *args)
+        outs = _core.eval_jaxpr(jaxpr, captured, *args)
         own = iter(outs[:made])
-        return [*(next(own) if f is None else args[f] for f in forwarded), *outs[made:]]
+        return [*(next(own) if f is None else args[f - consts] for f in forwarded), *outs[made:]]
 
-    avals = call.in_avals[params["num_consts"] :]
-    return jax.make_jaxpr(whole)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]), res_tree.num_leaves
+    return jax.make_jaxpr(whole)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals[consts:]]), res_tree.num_leaves
 
 
 def custom_vjp_backward(params: dict[str, Any]) -> Callable[..., Any]:
@@ -144,3 +149,12 @@ def is_drop(var: Any) -> bool:
 def eval_closed(jaxpr: Any, *args: Any) -> list[Any]:
     """Evaluates a closed jaxpr as it is."""
     return _core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *args)
+
+
+def constant_outputs(closed: Any) -> list[bool]:
+    """For each output of a closed jaxpr whether it depends on no input."""
+    moved = set(closed.jaxpr.invars)
+    for eqn in closed.jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in moved for v in eqn.invars):
+            moved.update(eqn.outvars)
+    return [isinstance(v, Literal) or v not in moved for v in closed.jaxpr.outvars]

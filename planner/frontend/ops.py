@@ -42,7 +42,7 @@ def op_from_equation(
         source=eqn.source,
         known=getattr(rule, "known", True),
         key=op_key(eqn),
-        scope=eqn.scopes[-1].index if eqn.scopes else -1,
+        scope=eqn.scopes[0].index if eqn.scopes else -1,
     )
 
 

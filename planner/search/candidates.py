@@ -13,6 +13,7 @@ from costmodel.graph import ModelGraph, derived_from_parameters
 from planner.search.intra_op import least_memory, solve
 from planner.search.priced import price_memory
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
+from planner.space.backward import kept_by
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace, Remat, Setting
 
@@ -63,8 +64,10 @@ def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
     entries: dict[str, float] = {}
     for key, cls in graph.classes.items():
         derived = derived_from_parameters(cls.ops, cls.tensors)
-        kept = {n for op in cls.ops for n in op.saves if cls.tensors[n].role in ("activation", "batch")} - derived
-        saved[key] = float(sum(cls.tensors[n].bytes for n in kept))
+        kept = kept_by(cls.ops, cls.tensors, derived)
+        names = frozenset().union(*(k.names for k in kept.values()))
+        own = sum(size for op in cls.ops if kept[op.name].own for _, size, fixed in op.keeps if not fixed)
+        saved[key] = float(sum(cls.tensors[n].bytes for n in names) + own)
         entries[key] = float(
             sum(cls.tensors[n].bytes for n in cls.inputs if cls.tensors[n].role in ("activation", "batch"))
         )

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
+from planner.space.backward import is_layered
 from planner.space.decision import BlockCost, Decision
 
 
@@ -68,13 +69,36 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> 
         total.backward_cast_s += cost.backward_cast_s
         total.once_s += cost.once_s
         total.update_s += cost.update_s
-        total.saved_bytes += cost.saved_bytes
         total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
         total.collectives.update(cost.collectives)
+    total.saved_bytes = saved_bytes(graph, decision, start, stop)
     _charge_leaves(graph, decision, start, stop, total)
     value, gradient, optimizer = held_bytes(graph, decision, start, stop)
     total.parameter_bytes, total.gradient_bytes, total.optimizer_bytes = value, gradient, optimizer
     return total
+
+
+def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> float:
+    """Bytes that a device of the stage keeps for one microbatch in flight.
+
+    What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep in
+    one spec is one array.
+    """
+    total, shared = 0.0, {}
+    before = ""
+    for block in graph.blocks[start:stop]:
+        key, cls = block.class_key, graph.classes[block.class_key]
+        layered, once = is_layered(graph, key), decision.space.once[key]
+        crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
+        for (name, spec), size in decision.kept[key].items():
+            if name in once and layered and key == before:
+                continue
+            if not layered and name in crossing:
+                shared[crossing[name], spec] = size
+            else:
+                total += size
+        before = key
+    return total + sum(shared.values())
 
 
 def _charge_leaves(graph: ModelGraph, decision: Decision, start: int, stop: int, total: BlockCost) -> None:

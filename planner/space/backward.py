@@ -1,18 +1,104 @@
-"""What the backward pass of a block computes again, and so which casts run again.
+"""What the backward pass of a block keeps, and what it computes again.
 
-Without remat only weights are taken again (stored parameters and what fused ops and views make of them): by the ops
-whose cotangents read them. Under full remat the block runs again as far as the backward pass needs it: an op whose
-result nothing saves (the last product of a block) does not, nor do the casts of its operands.
+Without remat an op keeps what its cotangent reads. Weights (stored parameters, and what fused ops and views make of
+them) are never kept: an op that reads one keeps its other operands and takes the weight again, cast and gather
+included. Ops in a region that the user wrapped in ``jax.checkpoint`` keep what enters the region, and run again.
+
+Under full remat a block keeps its inputs and runs again as far as the backward pass needs it: an op whose result
+nothing reads (the last product of a block) does not, nor do the casts of its operands.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from costmodel.graph import Op, Tensor
+from costmodel.graph import ModelGraph, Op, Tensor
+from costmodel.sharding import Spec, Strategy, local_fraction, split_factor
 
 Again = frozenset[tuple[str, str]]  # (op, tensor that it reads again)
 
 
-def read_again(ops: Sequence[Op], tensors: dict[str, Tensor], derived: frozenset[str], *, full: bool) -> Again:
+@dataclass(frozen=True)
+class Kept:
+    """What an op keeps: operands and results by name (shared with other ops that keep them), and whether what it makes
+    for the backward pass alone (`Op.keeps`)."""
+
+    names: frozenset[str] = frozenset()
+    own: bool = False
+
+
+def kept_by(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset[str]) -> dict[str, Kept]:
+    """What each op of a block keeps without remat, by op name."""
+    scopes = {name: op.scope for op in ops for name in op.outputs}
+    found = {}
+    for op in ops:
+        weights = {n for n in op.inputs if n and (tensors[n].role == "param" or n in derived)}
+        others = frozenset(n for n in op.inputs if n) - weights
+        if not derived.isdisjoint(op.outputs):
+            kept = Kept()
+        elif op.scope >= 0:
+            outside = frozenset(n for n in others if scopes.get(n, -1) != op.scope)
+            kept = Kept(outside | frozenset(op.outputs if op.stored else ()))
+        elif weights:
+            again = op.keeps or not set(op.saves).isdisjoint(op.outputs)
+            kept = Kept(others if again else others & frozenset(op.saves))
+        else:
+            kept = Kept(frozenset(op.saves), own=True)
+        found[op.name] = kept
+    return found
+
+
+def kept_bytes(
+    ops: Sequence[Op],
+    strategies: Sequence[Strategy],
+    kept: Mapping[str, Kept],
+    tensors: Mapping[str, Tensor],
+    specs: Mapping[str, Spec],
+    mesh: tuple[int, ...],
+) -> dict[tuple[str, Spec], float]:
+    """Bytes on one device that ops of one group keep, by tensor and spec; what an op makes itself under its `own_name`.
+
+    Args:
+        specs: spec of every tensor that the group reads or makes.
+    """
+    found: dict[tuple[str, Spec], float] = {}
+    for op, strategy in zip(ops, strategies, strict=True):
+        for name in kept[op.name].names:
+            found[name, specs[name]] = tensors[name].bytes / split_factor(specs[name], mesh)
+        for basis, size, fixed in op.keeps if kept[op.name].own else ():
+            share = 1 / split_factor(specs[basis], mesh) if basis else local_fraction(op, strategy, mesh)
+            name = own_name(op, fixed)
+            found[name, strategy] = found.get((name, strategy), 0.0) + size * share
+    return found
+
+
+def own_name(op: Op, fixed: bool = False) -> str:
+    """What `kept_bytes` calls an op's own residuals, those that never change apart."""
+    return f"{op.name}({'fixed' if fixed else ''})"
+
+
+def is_layered(graph: ModelGraph, key: str) -> bool:
+    """Whether the blocks of a class are layers of a scan: they read items of stacked parameters."""
+    return any(s.index is not None and s.value in graph.params for b in graph.blocks if b.class_key == key for s in b.inputs)
+
+
+def kept_once(graph: ModelGraph, key: str) -> frozenset[str]:
+    """What all layers of a scan keep together (by the names of `kept_bytes`): inputs that are the same value for each,
+    and what is made of those alone."""
+    if not is_layered(graph, key):
+        return frozenset()
+    cls = graph.classes[key]
+    pairs = [(a, b) for a, b in zip(graph.blocks, graph.blocks[1:], strict=False) if a.class_key == b.class_key == key]
+    equal = {
+        name for i, name in enumerate(cls.inputs) if all(a.inputs[i] == b.inputs[i] and a.inputs[i].index is None for a, b in pairs)
+    }
+    for op in cls.ops:
+        equal.add(own_name(op, fixed=True))
+        if all(name in equal for name in op.inputs if name):
+            equal.update((*op.outputs, own_name(op)))
+    return frozenset(equal)
+
+
+def read_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset[str], *, full: bool) -> Again:
     """Every (op, operand) of a block that is taken again for the backward pass.
 
     Args:
@@ -22,13 +108,15 @@ def read_again(ops: Sequence[Op], tensors: dict[str, Tensor], derived: frozenset
     found: set[tuple[str, str]] = set()
     needed: set[str] = set()  # tensors that are computed again
     for op in reversed(ops):
-        runs = not needed.isdisjoint(op.outputs) or (full and not set(op.saves).isdisjoint(op.outputs))
+        rerun = full or op.scope >= 0
+        runs = not needed.isdisjoint(op.outputs) or (rerun and bool(op.keeps or not set(op.saves).isdisjoint(op.outputs)))
         for name in op.inputs:
-            if not name or not (full or tensors[name].role == "param" or name in derived):
+            weight = bool(name) and (tensors[name].role == "param" or name in derived)
+            if not name or not (rerun or weight):
                 continue
-            if runs or name in op.saves:
+            if runs or name in op.saves or (weight and op.keeps):
                 found.add((op.name, name))
-                if full or name in derived:
+                if rerun or name in derived:
                     needed.add(name)
     return frozenset(found)
 

@@ -21,9 +21,8 @@ from planner.space.model_space import (
     Setting,
     consumers_of,
     group_cost,
+    group_kept,
     group_live,
-    group_saved,
-    saved_by,
     specs_in_group,
 )
 from planner.space.parameters import (
@@ -159,8 +158,7 @@ class Decision:
     def _cost(self, key: str) -> BlockCost:
         space, remat = self.space, self.setting.remat
         cls, cost = space.graph.classes[key], BlockCost()
-        sharers, every = saved_by(space, key, remat), saved_by(space, key, "none")
-        transient, recomputed = 0.0, 0.0
+        transient = 0.0
         for i, group in enumerate(space.groups[key]):
             index = space.index["group", key, str(i)]
             node, option = space.nodes[index], space.nodes[index].options[self.choice[index]]
@@ -168,8 +166,6 @@ class Decision:
             forward, backward = group_cost(space, node, option)  # type: ignore[arg-type]
             cost.forward_s += forward
             cost.backward_s += backward + (forward if remat == "full" else 0.0)
-            cost.saved_bytes += group_saved(space, node, option, sharers)  # type: ignore[arg-type]
-            recomputed += group_saved(space, node, option, every)  # type: ignore[arg-type]
             transient = max(transient, group_live(space, node, option))  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
                 for axis in internal_reductions(op, strategy):
@@ -183,15 +179,36 @@ class Decision:
                 self._charge(link.tensor, *pair, cost, share=link.count / space.counts[key])
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
             self._parameter(node, key, cost)
+        once, layers = space.once[key], space.counts[key]
         if remat == "full":
-            cost.saved_bytes = sum(
-                cls.tensors[name].bytes / split_factor(spec, space.mesh)
-                for name, spec in self.input_specs[key].items()
-                if cls.tensors[name].role in ("activation", "batch")
-            )
-            transient += recomputed
+            transient += sum(self._kept_inside(key).values())
+        cost.saved_bytes = sum(size / (layers if name in once else 1) for (name, _), size in self.kept[key].items())
         cost.transient_bytes = transient
         return cost
+
+    @cached_property
+    def kept(self) -> dict[str, dict[tuple[str, Spec], float]]:
+        """Block class -> tensor and spec -> bytes that a block keeps on one device for its backward pass."""
+        if self.setting.remat == "none":
+            return {key: self._kept_inside(key) for key in self.space.graph.classes}
+        found: dict[str, dict[tuple[str, Spec], float]] = {}
+        for key, cls in self.space.graph.classes.items():
+            again = {name for _, name in self.space.again[key, "full"]}
+            found[key] = {
+                (name, spec): cls.tensors[name].bytes / split_factor(spec, self.space.mesh)
+                for name, spec in self.input_specs[key].items()
+                if cls.tensors[name].role != "param" and name in again
+            }
+        return found
+
+    def _kept_inside(self, key: str) -> dict[tuple[str, Spec], float]:
+        found: dict[tuple[str, Spec], float] = {}
+        for i in range(len(self.space.groups[key])):
+            index = self.space.index["group", key, str(i)]
+            node = self.space.nodes[index]
+            assert isinstance(node, GroupNode)
+            found |= group_kept(self.space, node, node.options[self.choice[index]])
+        return found
 
     def _casts_inside(self, key: str, name: str, cost: BlockCost) -> None:
         space = self.space

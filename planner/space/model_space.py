@@ -16,7 +16,7 @@ Times are seconds of one step: microbatches x (forward + backward) + once. The m
 import math
 import typing
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -28,7 +28,7 @@ from costmodel.estimator import Pricing, Traffic
 from costmodel.graph import BlockClass, ModelGraph, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides, operand_spec, result_spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
-from planner.space.backward import Again, read_again, takes_again
+from planner.space.backward import Again, Kept, kept_by, kept_bytes, kept_once, read_again, takes_again
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
 from planner.space.parameters import Storage, parameter_matrix, state_bytes, storages, update_bytes, whole_storage
 
@@ -118,6 +118,8 @@ class ModelSpace:
     index: dict[tuple[str, ...], int] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     derived: dict[str, frozenset[str]] = field(default_factory=dict)
+    kept: dict[str, dict[str, Kept]] = field(default_factory=dict)
+    once: dict[str, frozenset[str]] = field(default_factory=dict)
     again: dict[tuple[str, Remat], Again] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -128,6 +130,8 @@ class ModelSpace:
             self.groups[key] = group_ops(cls.ops, cls.tensors, outputs)
             self.traffic[key] = Traffic.of_block(cls.ops, cls.tensors, outputs)
             derived = self.derived[key] = derived_from_parameters(cls.ops, cls.tensors)
+            self.kept[key] = kept_by(cls.ops, cls.tensors, derived)
+            self.once[key] = kept_once(graph, key)
             for remat in typing.get_args(Remat):
                 self.again[key, remat] = read_again(cls.ops, cls.tensors, derived, full=remat == "full")
             for i, group in enumerate(self.groups[key]):
@@ -383,7 +387,7 @@ def _node_prices(space: ModelSpace, name: str, node: AnyNode) -> NodePrices:
     count = 1
     if isinstance(node, GroupNode):
         count = space.counts[node.class_key]
-        sharers = saved_by(space, node.class_key, "none")
+        sharers = sharers_of(space, node.class_key)
         for j, option in enumerate(node.options):
             forward[j], backward[j] = group_cost(space, node, option)
             saved[j] = group_saved(space, node, option, sharers)
@@ -391,8 +395,9 @@ def _node_prices(space: ModelSpace, name: str, node: AnyNode) -> NodePrices:
     elif isinstance(node, PortNode):
         count = space.counts[node.class_key]
         tensor = space.graph.classes[node.class_key].tensors[node.tensor]
-        if tensor.role in ("activation", "batch"):
-            entry[:] = [tensor.bytes / split_factor(spec, space.mesh) for spec in node.options]
+        layers = count if node.tensor in space.once[node.class_key] else 1
+        if any(name == node.tensor for _, name in space.again[node.class_key, "full"]):
+            entry[:] = [tensor.bytes / split_factor(spec, space.mesh) / layers for spec in node.options]
     elif isinstance(node, ParameterNode):
         count, facts, elements = node.count, space.graph.params[node.names[0]], math.prod(node.tensor.shape)
         for j, storage in enumerate(node.options):
@@ -511,37 +516,30 @@ def group_cost(space: ModelSpace, node: GroupNode, option: GroupStrategy) -> tup
     for op, strategy in zip(node.group.ops, option.ops, strict=True):
         cost = space.pricing.op(op, strategy, tensors, traffic)
         forward += cost.forward_s
-        backward += cost.backward_s
+        backward += cost.backward_s + (cost.forward_s if op.scope >= 0 else 0.0)  # the user's own remat
     return forward, backward
 
 
-def saved_by(space: ModelSpace, key: str, remat: Remat) -> dict[str, int]:
-    """Tensor -> number of groups that keep it for the backward pass (parameters are there anyway)."""
-    if remat == "full":
-        return {}
-    cls = space.graph.classes[key]
-    derived = space.derived[key]
-    found: Counter[str] = Counter()
-    for group in space.groups[key]:
-        kept = {
-            n
-            for op in group.ops
-            for n in op.saves
-            if cls.tensors[n].role in ("activation", "batch") and n not in derived
-        }
-        found.update(kept)
-    return dict(found)
+def sharers_of(space: ModelSpace, key: str) -> Counter[str]:
+    """Tensor -> number of groups of a class that keep it for the backward pass."""
+    kept = space.kept[key]
+    return Counter(n for group in space.groups[key] for n in frozenset().union(*(kept[op.name].names for op in group.ops)))
 
 
-def group_saved(space: ModelSpace, node: GroupNode, option: GroupStrategy, sharers: dict[str, int]) -> float:
-    """Bytes that a group keeps on one device; a tensor that several groups keep is shared among them."""
+def group_kept(space: ModelSpace, node: GroupNode, option: GroupStrategy) -> dict[tuple[str, Spec], float]:
+    """Bytes that a group keeps on one device, by tensor and spec."""
     cls = space.graph.classes[node.class_key]
     specs = specs_in_group(node.group, option)
-    kept = {name for op in node.group.ops for name in op.saves}
+    return kept_bytes(node.group.ops, option.ops, space.kept[node.class_key], cls.tensors, specs, space.mesh)
+
+
+def group_saved(space: ModelSpace, node: GroupNode, option: GroupStrategy, sharers: Mapping[str, int]) -> float:
+    """The same as one number. A tensor that several groups keep is shared among them (in equal specs, as is usual), one
+    that all layers keep together among the layers."""
+    once, layers = space.once[node.class_key], space.counts[node.class_key]
     return sum(
-        cls.tensors[name].bytes / split_factor(specs[name], space.mesh) / sharers[name]
-        for name in sorted(kept)
-        if name in sharers
+        size / sharers.get(name, 1) / (layers if name in once else 1)
+        for (name, _), size in sorted(group_kept(space, node, option).items())
     )
 
 

@@ -131,7 +131,8 @@ class Scan(Region):
 class While(Region):
     """A loop whose trip count is data: costed as one trip (and reported so), since nothing states the count.
 
-    All devices run it equally often: a condition on split values is all-reduced, or the values do not split.
+    All devices run it equally often: a condition on split values is all-reduced, or the values do not split. Under vmap
+    JAX leaves a condition for each example: the loop runs while one holds, and an example that is done stays as it is.
     """
 
     def static(self, eqn: Equation) -> dict[str, Any]:
@@ -146,6 +147,7 @@ class While(Region):
         for i, output in enumerate(body.program.outputs):
             join_dims(classes, body.program.inputs[nb + i], output)
             join_dims(classes, body.program.inputs[nb + i], condition.program.inputs[nc + i])
+            join_dims(classes, condition.program.outputs[0], body.program.inputs[nb + i])
         inner = Inner(
             {"cond": condition, "body": body}, classes, flops=total_flops(condition) + total_flops(body),
             backward_flops=total_backward_flops(body),
@@ -165,7 +167,7 @@ class While(Region):
             return test
         if isinstance(got, Obstacle):
             return got
-        if output_states(condition, test) != [VARYING]:
+        if output_states(condition, test) == [PARTIAL]:
             return Obstacle(eqn, "the loop's condition depends on values that would be split")
         fed = body.program.inputs[nb:]
         going_in, results = [states[v.name] for v in fed], output_states(body, got)
@@ -177,11 +179,32 @@ class While(Region):
     def run(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:
         nc, nb = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         test, body = self.runner(eqn, place, "cond"), self.runner(eqn, place, "body")
+        axes = self._asked(eqn, place)
 
-        def condition(state: list[Any]) -> Any:
+        def holds(state: list[Any]) -> Any:
             return test(*args[:nc], *state)[0]
 
-        return lax.while_loop(condition, lambda s: body(*args[nc : nc + nb], *s), list(args[nc + nb :]))
+        def condition(state: list[Any]) -> Any:
+            held = jnp.any(holds(state))
+            return lax.pmax(held.astype(jnp.uint8), axes).astype(bool) if axes else held
+
+        def step(state: list[Any]) -> list[Any]:
+            new, held = body(*args[nc : nc + nb], *state), holds(state)
+            if held.ndim == 0:
+                return new
+            keep = [jnp.expand_dims(held, tuple(range(held.ndim, x.ndim))) for x in new]
+            return [jnp.where(k, x, old) for k, x, old in zip(keep, new, state, strict=True)]
+
+        return lax.while_loop(condition, step, list(args[nc + nb :]))
+
+    def _asked(self, eqn: Equation, place: Placement) -> tuple[str, ...]:
+        """Axes over which the examples of the condition are split."""
+        condition = self.inner(eqn).programs["cond"]
+        return tuple(
+            axis
+            for axis, code in zip(place.axis_names, place.strategy, strict=True)
+            if code >= 0 and output_states(condition, self.solution(eqn, code).programs["cond"])[0] >= 0
+        )
 
 
 @register("cond")

@@ -123,7 +123,7 @@ def total_backward_flops(joined: Joined) -> float:
 
 
 def join_dims(classes: Classes, a: Operand, b: Operand) -> None:
-    """Joins the dims of two values that are one."""
+    """Joins the dims of two values that are one; `b` may have more of them behind."""
     if isinstance(a, Value) and isinstance(b, Value):
         for d, size in enumerate(a.shape):
             if size > 1:

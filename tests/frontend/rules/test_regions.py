@@ -122,6 +122,19 @@ def test_while_whose_condition_asks_all_examples():
     assert splitting(factors_of(fn, np.abs(X) + 0.1, name="while")) == {6, 8}
 
 
+def test_while_with_a_condition_for_each_example():
+    """Newton's method under vmap: examples stop at different times."""
+
+    def root(a):
+        return lax.while_loop(lambda s: jnp.abs(s * s - a) > 1e-4 * a, lambda s: 0.5 * (s + a / s), a)
+
+    def fn(a):
+        return jax.vmap(jax.vmap(root))(a)
+
+    check_rule(fn, np.abs(X) * 10 + 0.1, grads=False)
+    assert splitting(factors_of(fn, np.abs(X) + 0.1, name="while")) == {6, 8}
+
+
 def test_while_whose_condition_sums_does_not_split():
     def fn(x):
         return lax.while_loop(lambda s: s.sum() < 100.0, lambda s: s * 1.5, x)
@@ -222,6 +235,21 @@ scaled_backward.defvjp(
 def test_custom_vjp_keeps_a_scaled_backward():
     check_rule(scaled_backward, X, W)
     assert splitting(factors_of(scaled_backward, X, W, name="custom_vjp_call")) == {6, 8}
+
+
+def test_custom_vjp_with_captured_arrays_and_arguments_as_residuals():
+    """The forward hands arguments on as they are; their positions count the captured array in front of them."""
+    table = jnp.arange(8)
+
+    @jax.custom_vjp
+    def f(x, w):
+        return (x * table) @ w
+
+    f.defvjp(lambda x, w: ((x * table) @ w, (w, x)), lambda kept, ct: (ct @ kept[0].T * table, (kept[1] * table).T @ ct))
+    check_rule(f, X, W)
+    program = flatten(jax.make_jaxpr(f)(X, W), ["x", "w"])
+    assert program.equations[0].params["num_consts"] == 1
+    assert splitting(factors_of(f, X, W, name="custom_vjp_call")) == {6, 8}
 
 
 def test_custom_vjp_without_cotangent_for_an_operand():
