@@ -23,7 +23,7 @@ demo: $(VENV)/installed
 test: lint types unit
 
 lint: $(VENV)/installed-for-tests
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --output-format concise .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 

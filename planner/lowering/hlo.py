@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 
 from costmodel.errors import LoweringError
 
-# XLA joins neighbouring all-reduces into one; without this pass each planned one is found.
-SEPARATE = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
+# What XLA does to collectives once it has them: joins neighbouring all-reduces, merges equal ones, moves those of
+# loop-invariant values (a parameter's gather) out of the loop. Without these passes each one that was written is found.
+SEPARATE = {
+    "xla_disable_hlo_passes": "cpu-all-reduce-combiner,cse,while-loop-invariant-code-motion,"
+    "while-loop-expensive-invariant-code-motion,while-loop-invariant-code-motion-sinker"
+}
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")

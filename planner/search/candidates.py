@@ -155,8 +155,9 @@ class Candidates:
             if not priced.choice:
                 return None
             found_s = evaluate(problem, priced.choice).time_s
+            proven_s = max(bound for bound in (priced.bound_s, solution.bound_s) if math.isfinite(bound))
             return Decision(
-                space=space, setting=setting, choice=priced.choice, time_s=found_s, bound_s=min(found_s, priced.bound_s)
+                space=space, setting=setting, choice=priced.choice, time_s=found_s, bound_s=min(found_s, proven_s)
             )
         if not solution.status.found:
             return None

@@ -59,6 +59,8 @@ def price_memory(
         if best is not None and best[0] - bound <= CLOSE * best[0]:
             break
         price = np.sqrt(low * high) if high is not None and low > 0 else high / 8 if high is not None else price * 8
+    if best is not None and bound < 0.5 * best[0]:  # prices far above what the row is worth prove little
+        bound = max(bound, solve_free(_with_price(problem, row, 0.0))[1])
     return Priced(best[1] if best else (), bound, (high or price) / unit if unit else 1.0)
 
 
