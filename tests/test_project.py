@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -148,3 +149,11 @@ def test_no_machine_paths_or_addresses_of_registries():
     ]
     for path in paths:
         assert not re.search(r"/tmp/|/work/|/root/|/home/", path.read_text()), path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_benchmarks_start(path):
+    command = [sys.executable, str(path), "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

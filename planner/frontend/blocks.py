@@ -8,6 +8,7 @@ pieces between cuts become runs, what stands before and after stays apart (embed
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,8 @@ def make_class(
         args = tuple(operand(o) for o in equation.inputs)
         digest.update(
             f"{name} {[text(o) for o in equation.inputs]} {rule_for(kind).describe(equation)} "
-            f"{[v.aval.str_short() + str(needs_grad(v)) for v in equation.outputs]} {[scopes[s.index] for s in equation.scopes]};".encode()
+            f"{[v.aval.str_short() + str(needs_grad(v)) for v in equation.outputs]} "
+            f"{[scopes[s.index] for s in equation.scopes]};".encode()
         )
         body.append(replace(equation, name=name, inputs=args, outputs=tuple(renamed[v] for v in equation.outputs)))
     digest.update(f"out {[text(o) for o in outputs]}".encode())
@@ -90,7 +92,14 @@ def make_class(
     grads = {new.name for old, new in renamed.items() if needs_grad(old)}
     role_of = {f"in.{i}": role for i, role in enumerate(roles)}
     tensors = {
-        v.name: Tensor(v.name, v.shape, str(v.aval.dtype), jc.itemsize(v.aval.dtype), role_of.get(v.name, "const" if v in held else "activation"), v.name in grads)
+        v.name: Tensor(
+            v.name,
+            v.shape,
+            str(v.aval.dtype),
+            jc.itemsize(v.aval.dtype),
+            role_of.get(v.name, "const" if v in held else "activation"),
+            v.name in grads,
+        )
         for v in renamed.values()
     }
     program = Program(tuple(renamed[v] for v in inputs), tuple(body), tuple(operand(o) for o in outputs), held)
@@ -132,7 +141,9 @@ def piece_hash(equations: Sequence[Equation], roles: Callable[[Value], str]) -> 
                 args.append(local.setdefault(o, f"{roles(o)}{len(local)}{o.aval.str_short()}"))
         for v in equation.outputs:
             local[v] = f"v{len(local)}"
-        digest.update(f"{equation.primitive.name}{args}{rule_for(equation.primitive.name).describe(equation)};".encode())
+        digest.update(
+            f"{equation.primitive.name}{args}{rule_for(equation.primitive.name).describe(equation)};".encode()
+        )
     return digest.hexdigest()
 
 
@@ -158,11 +169,14 @@ def narrow_cuts(equations: Sequence[Equation], outside: set[Value], needs_grad: 
     return [int(p) + 1 for p in np.flatnonzero(live == positive.min())]
 
 
+LONGEST_PERIOD = 4096  # pieces between narrow places that one layer may have
+
+
 def repeats(ids: np.ndarray, weight: np.ndarray) -> tuple[int, int, int] | None:
     """The repetition that covers most weight: (start, period, count), or None where nothing repeats."""
     best: tuple[float, int, tuple[int, int, int]] | None = None
     total = np.concatenate([[0.0], np.cumsum(weight)])
-    for period in range(1, len(ids) // 2 + 1):
+    for period in range(1, min(len(ids) // 2, LONGEST_PERIOD) + 1):
         same = np.concatenate([[False], ids[:-period] == ids[period:], [False]])
         edges = np.flatnonzero(same[1:] != same[:-1])
         for start, end in zip(edges[::2], edges[1::2], strict=True):
@@ -182,13 +196,18 @@ Piece = tuple[int, int]  # start and end among the equations
 
 
 def segment(
-    equations: Sequence[Equation], flops: Sequence[float], outside: set[Value], roles: Callable[[Value], str],
-    needs_grad: Callable[[Value], bool], pieces: int = 16,
+    equations: Sequence[Equation],
+    flops: Sequence[float],
+    outside: set[Value],
+    roles: Callable[[Value], str],
+    needs_grad: Callable[[Value], bool],
+    pieces: int = 16,
 ) -> list[tuple[int, int, int]]:
     """Blocks of a straight program as (start, end, run number); run -1 for blocks that do not repeat.
 
     Cuts are narrow places; runs of equal pieces come first, the rest is cut into at most about `pieces` parts of like
-    work. Heavy pieces that do not repeat are looked into: beside a value that lives all through one (an encoder's output
+    work. Heavy pieces that do not repeat are looked into: beside a value that lives all through one (an encoder's
+    output
     through the decoder) it may have narrow places of its own, and repeat between them.
     """
     work = _Segments(equations, flops, outside, roles, needs_grad, pieces)
@@ -233,15 +252,16 @@ class _Segments:
         equations = self.equations[start:end]
         later = {v for e in equations for v in e.outputs if self.last.get(v, -1) >= end}
         cuts = [start, *(start + c for c in narrow_cuts(equations, later, self.needs_grad)), end]
-        return [(a, b) for a, b in zip(cuts, cuts[1:]) if b > a]
+        return [(a, b) for a, b in pairwise(cuts) if b > a]
 
     def in_runs(self, blocks: Sequence[tuple[int, int, int]]) -> float:
         return sum(self.weight(a, b) for a, b, run in blocks if run >= 0)
 
     def is_heavy_rest(self, start: int, end: int, blocks: Sequence[tuple[int, int, int]]) -> bool:
         """Whether a piece is heavy and in no run."""
-        alone = any(run < 0 and a <= start and end <= b for a, b, run in blocks)
-        return alone and self.weight(start, end) >= HEAVY_ATOM * self.total
+        if self.weight(start, end) < HEAVY_ATOM * self.total:
+            return False
+        return any(run < 0 and a <= start and end <= b for a, b, run in blocks)
 
     def blocks(self, atoms: Sequence[Piece]) -> list[tuple[int, int, int]]:
         """Runs of equal pieces, and parts of what is between them."""
@@ -257,7 +277,10 @@ class _Segments:
         def split(lo: int, hi: int) -> None:
             nonlocal runs
             best = repeats(ids[lo:hi], weight[lo:hi]) if hi - lo >= 2 else None
-            if best is None or weight[lo + best[0] : lo + best[0] + best[1] * best[2]].sum() < SMALLEST_RUN * self.total:
+            if (
+                best is None
+                or weight[lo + best[0] : lo + best[0] + best[1] * best[2]].sum() < SMALLEST_RUN * self.total
+            ):
                 return rest(lo, hi)
             start, period, count = lo + best[0], best[1], best[2]
             split(lo, start)

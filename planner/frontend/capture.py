@@ -117,7 +117,8 @@ def input_names(task: TrainingTask) -> dict[str, InputInfo]:
 
 
 def flat_function(task: TrainingTask, found: dict[str, Any]) -> Callable[..., list[Any]]:
-    """The user's function on flat leaves -> [loss or sum, weight; state leaves; aux leaves]. Fills `found["aux_tree"]`."""
+    """The user's function on flat leaves -> [loss or sum, weight; state leaves; aux leaves]. Fills
+    `found["aux_tree"]`."""
     trees = [jax.tree.structure(t) for t in (task.params, task.batch, task.state)]
     sizes = np.cumsum([t.num_leaves for t in trees])
 
@@ -134,26 +135,40 @@ def flat_function(task: TrainingTask, found: dict[str, Any]) -> Callable[..., li
         parts = list(result) if task.state is not None or task.has_aux else [result]
         expected = 1 + (task.state is not None) + task.has_aux
         if len(parts) != expected:
-            raise InputError("MP112", f"the loss function returned {len(parts)} values where this task declares {expected}",
-                             "state= adds one returned value and has_aux=True another: (loss, new_state, aux)")
+            raise InputError(
+                "MP112",
+                f"the loss function returned {len(parts)} values where this task declares {expected}",
+                "state= adds one returned value and has_aux=True another: (loss, new_state, aux)",
+            )
         loss = parts.pop(0)
         if task.reduction == "weighted":
             if not (isinstance(loss, tuple) and len(loss) == 2):
-                raise InputError("MP112", "reduction='weighted' needs the loss function to return the pair (sum, weight)",
-                                 "return (jnp.sum(per_token * mask), jnp.sum(mask))")
+                raise InputError(
+                    "MP112",
+                    "reduction='weighted' needs the loss function to return the pair (sum, weight)",
+                    "return (jnp.sum(per_token * mask), jnp.sum(mask))",
+                )
             losses = list(loss)
         else:
             losses = [loss]
         for value in losses:
             if np.shape(value) != ():
-                raise InputError("MP112", f"the loss has shape {np.shape(value)}; a loss is a scalar",
-                                 "reduce it (jnp.mean), or declare reduction='weighted' and return (sum, weight)")
+                raise InputError(
+                    "MP112",
+                    f"the loss has shape {np.shape(value)}; a loss is a scalar",
+                    "reduce it (jnp.mean), or declare reduction='weighted' and return (sum, weight)",
+                )
             if not jax.numpy.issubdtype(jax.numpy.asarray(value).dtype, jax.numpy.floating):
-                raise InputError("MP112", f"the loss has dtype {jax.numpy.asarray(value).dtype}; a loss is a real number", "")
+                raise InputError(
+                    "MP112", f"the loss has dtype {jax.numpy.asarray(value).dtype}; a loss is a real number", ""
+                )
         new_state = jax.tree.leaves(parts.pop(0)) if task.state is not None else []
         if task.state is not None and len(new_state) != trees[2].num_leaves:
-            raise InputError("MP112", f"the new state has {len(new_state)} leaves, the old one {trees[2].num_leaves}",
-                             "return the state with the structure it came in")
+            raise InputError(
+                "MP112",
+                f"the new state has {len(new_state)} leaves, the old one {trees[2].num_leaves}",
+                "return the state with the structure it came in",
+            )
         aux, found["aux_tree"] = jax.tree.flatten(parts.pop(0) if task.has_aux else None)
         return _distinct([*losses, *new_state, *aux], leaves)
 
@@ -174,7 +189,11 @@ def _distinct(outputs: list[Any], leaves: Sequence[Any]) -> list[Any]:
 
 
 def _abstract_leaves(task: TrainingTask, microbatch: int) -> list[Any]:
-    leaves = [*jax.tree.leaves(task.params), *jax.tree.leaves(task.with_batch_size(microbatch)), *jax.tree.leaves(task.state)]
+    leaves = [
+        *jax.tree.leaves(task.params),
+        *jax.tree.leaves(task.with_batch_size(microbatch)),
+        *jax.tree.leaves(task.state),
+    ]
     if task.rng:
         leaves.append(jax.eval_shape(lambda: jax.random.key(0)))
     return leaves
@@ -190,10 +209,13 @@ def trace(task: TrainingTask, microbatch: int) -> tuple[Program, Any, int]:
         raise
     except Exception as error:
         at = _user_line(error)
-        raise InputError("MP113", f"tracing the loss function with a microbatch of {microbatch} failed{at}: "
-                         f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
-                         "the function must trace under jax.make_jaxpr with ShapeDtypeStructs; "
-                         "sizes along batch dims must not be hard-wired") from error
+        raise InputError(
+            "MP113",
+            f"tracing the loss function with a microbatch of {microbatch} failed{at}: "
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            "the function must trace under jax.make_jaxpr with ShapeDtypeStructs; "
+            "sizes along batch dims must not be hard-wired",
+        ) from error
     return flatten(closed, list(input_names(task))), found["aux_tree"], found["aux_tree"].num_leaves
 
 
@@ -231,8 +253,18 @@ def capture(task: TrainingTask, microbatch: int) -> Capture:
         if isinstance(operand, Value):
             values.setdefault(operand.name, builder.tensor(operand))
     return Capture(
-        task=task, microbatch=microbatch, program=program, inputs=infos, values=values, blocks=tuple(builder.blocks),
-        runs=tuple(builder.runs), loss=loss, state=state, aux=aux, aux_tree=aux_tree, classes=builder.classes,
+        task=task,
+        microbatch=microbatch,
+        program=program,
+        inputs=infos,
+        values=values,
+        blocks=tuple(builder.blocks),
+        runs=tuple(builder.runs),
+        loss=loss,
+        state=state,
+        aux=aux,
+        aux_tree=aux_tree,
+        classes=builder.classes,
     )
 
 
@@ -254,7 +286,9 @@ def _early_results(program: Program, losses: int) -> Program:
         place.update(dict.fromkeys(e.outputs, i))
     key: dict[str, tuple[int, int]] = {e.name: (i, i) for i, e in enumerate(program.equations)}
     free = [
-        (i, e) for i, e in enumerate(program.equations) if e.name not in fixed and not e.scopes and not e.params.get("effects")
+        (i, e)
+        for i, e in enumerate(program.equations)
+        if e.name not in fixed and not e.scopes and not e.params.get("effects")
     ]
     floating: list[tuple[int, Equation]] = []  # made of state and batch alone: go where they are read
     for i, e in free:
@@ -265,9 +299,13 @@ def _early_results(program: Program, losses: int) -> Program:
             continue
         key[e.name] = (max(found), i)
         place.update(dict.fromkeys(e.outputs, max(found)))
+    readers: dict[Value, list[str]] = {}
+    for _, r in free:
+        for o in r.inputs:
+            if isinstance(o, Value):
+                readers.setdefault(o, []).append(r.name)
     for i, e in reversed(floating):
-        readers = [key[r.name][0] for _, r in free if not set(e.outputs).isdisjoint(o for o in r.inputs if isinstance(o, Value))]
-        key[e.name] = (min(readers, default=i), i)
+        key[e.name] = (min((key[r][0] for v in e.outputs for r in readers.get(v, ())), default=i), i)
     equations = tuple(sorted(program.equations, key=lambda e: key[e.name]))
     return Program(program.inputs, equations, program.outputs, program.constants)
 
@@ -327,8 +365,14 @@ class _Builder:
         program = self.program
         uses = Counter(o for e in program.equations for o in e.inputs if isinstance(o, Value))
         uses.update(o for o in program.outputs if isinstance(o, Value))
-        casts = {e.outputs[0]: e for e in program.equations
-                 if e.primitive.name == "convert_element_type" and e.inputs[0] in self.params and uses[e.outputs[0]] == 1 and not e.scopes}
+        casts = {
+            e.outputs[0]: e
+            for e in program.equations
+            if e.primitive.name == "convert_element_type"
+            and e.inputs[0] in self.params
+            and uses[e.outputs[0]] == 1
+            and not e.scopes
+        }
         sunk: dict[Value, Equation] = {}
         equations: list[Equation] = []
         for e in program.equations:
@@ -348,7 +392,15 @@ class _Builder:
                     positions[o] = max(i, positions.get(o, -1))
         return equations, lambda at: {v for v, last in positions.items() if last >= at}
 
-    def _add(self, name: str, cls: BlockClass, inputs: Sequence[Source], outputs: Sequence[Source], run: int = -1, at: int = 0) -> None:
+    def _add(
+        self,
+        name: str,
+        cls: BlockClass,
+        inputs: Sequence[Source],
+        outputs: Sequence[Source],
+        run: int = -1,
+        at: int = 0,
+    ) -> None:
         self.blocks.append(BlockInstance(name, cls, tuple(inputs), tuple(outputs), run, at))
 
     def _unique(self, name: str) -> str:
@@ -358,7 +410,7 @@ class _Builder:
     def _straight(self, equations: Sequence[Equation], later: set[Value], name: str) -> None:
         flops = [op_from_equation(e, rule_for(e.primitive.name), self.needs_grad).flops for e in equations]
         cuts = [(0, len(equations), -1)]
-        if not name or sum(flops) > 0 and len(equations) > 400:
+        if not name or (sum(flops) > 0 and len(equations) > 400):
             cuts = segment(equations, flops, later, lambda v: self.role(v), self.needs_grad)
         labels = self._labels(cuts, name)
         used: dict[Value, int] = {}
@@ -370,9 +422,19 @@ class _Builder:
         for (a, b, run), label in zip(cuts, labels, strict=True):
             after = {v for e in equations[a:b] for v in e.outputs if v in later or used.get(v, -1) >= b}
             inputs, outputs, constants = interface(equations[a:b], after, self.program.constants)
-            cls = make_class(equations[a:b], inputs, outputs, [self.role(v) for v in inputs], self.needs_grad, self.classes, constants)
+            cls = make_class(
+                equations[a:b],
+                inputs,
+                outputs,
+                [self.role(v) for v in inputs],
+                self.needs_grad,
+                self.classes,
+                constants,
+            )
             self.values.update({v.name: self.tensor(v) for v in (*inputs, *outputs)})
-            self._add(label, cls, [Source(v.name) for v in inputs], [Source(v.name) for v in outputs], -1, positions[run])
+            self._add(
+                label, cls, [Source(v.name) for v in inputs], [Source(v.name) for v in outputs], -1, positions[run]
+            )
             positions[run] += 1
 
     def _labels(self, cuts: Sequence[tuple[int, int, int]], name: str) -> list[str]:
@@ -388,7 +450,7 @@ class _Builder:
                 at[run] += 1
             else:
                 edge = "embedding" if i == 0 else "head" if i == len(cuts) - 1 else "part"
-                labels.append(self._unique(edge if not name else name))
+                labels.append(self._unique(name if name else edge))
         return labels
 
     def _scan(self, equation: Equation, later: set[Value]) -> None:
@@ -398,7 +460,9 @@ class _Builder:
         body = flatten(params["jaxpr"], [f"in.{i}" for i in range(len(equation.inputs))])
         body = _with_casts(body, params.get("sunk", {}))
         inputs = body.inputs
-        moving = {inputs[i].name for i, o in enumerate(equation.inputs) if isinstance(o, Value) and o.name in self.moved}
+        moving = {
+            inputs[i].name for i, o in enumerate(equation.inputs) if isinstance(o, Value) and o.name in self.moved
+        }
         body = annotated(body, depends_in_loop(body, carry, consts, moving))
         seeds = {inputs[i].name for i, o in enumerate(equation.inputs) if isinstance(o, Value) and self.needs_grad(o)}
         wanted = {i for i, v in enumerate(equation.outputs) if self.needs_grad(v)}
@@ -407,7 +471,9 @@ class _Builder:
         for i, o in enumerate(equation.inputs):
             known = isinstance(o, Value) and not consts <= i < consts + carry
             roles.append(self.role(o) if known else "activation")  # type: ignore[arg-type]
-        cls = make_class(body.equations, inputs, body.outputs, roles, lambda v: v.name in grads, self.classes, body.constants)
+        cls = make_class(
+            body.equations, inputs, body.outputs, roles, lambda v: v.name in grads, self.classes, body.constants
+        )
         kinds = ("const",) * consts + ("carry",) * carry + ("stacked",) * (len(equation.inputs) - consts - carry)
         name = self._unique(self._run_name(equation))
         run = len(self.runs)
@@ -434,13 +500,22 @@ class _Builder:
                 else:
                     crossing = f"{name}.carry{j}@{i + 1}"
                     inner = inputs[consts + j]
-                    self.values[crossing] = Tensor(crossing, v.shape, str(v.aval.dtype), jc.itemsize(v.aval.dtype), "activation", inner.name in grads)
+                    self.values[crossing] = Tensor(
+                        crossing,
+                        v.shape,
+                        str(v.aval.dtype),
+                        jc.itemsize(v.aval.dtype),
+                        "activation",
+                        inner.name in grads,
+                    )
                     results.append(Source(crossing))
             self._add(f"{name}[{i}]", cls, sources, results, run, i)
 
     def _run_name(self, equation: Equation) -> str:
         """The common path of the stacked parameters, ``layers`` where they have none."""
-        paths = [self.infos[o.name].path.split("/") for o in equation.inputs if isinstance(o, Value) and o in self.params]
+        paths = [
+            self.infos[o.name].path.split("/") for o in equation.inputs if isinstance(o, Value) and o in self.params
+        ]
         common: list[str] = []
         for parts in zip(*paths):
             if len(set(parts)) > 1:
@@ -470,7 +545,20 @@ def _with_casts(body: Program, sunk: dict[int, Equation]) -> Program:
         return swap[o.name] if isinstance(o, Value) and o.name in swap else o
 
     equations = [replace(e, inputs=tuple(new(o) for o in e.inputs)) for e in body.equations]
-    return Program(tuple(inputs), (*(e for _, _, e in first), *equations), tuple(new(o) for o in body.outputs), body.constants)
+    return Program(
+        tuple(inputs), (*(e for _, _, e in first), *equations), tuple(new(o) for o in body.outputs), body.constants
+    )
 
 
-__all__ = ["BlockInstance", "Capture", "Constant", "InputInfo", "Run", "Source", "capture", "flat_function", "input_names", "trace"]
+__all__ = [
+    "BlockInstance",
+    "Capture",
+    "Constant",
+    "InputInfo",
+    "Run",
+    "Source",
+    "capture",
+    "flat_function",
+    "input_names",
+    "trace",
+]

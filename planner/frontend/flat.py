@@ -17,7 +17,8 @@ CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
 INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_lin", "remat2", "remat", "checkpoint"}
 Use = Literal["differentiated", "transposed", "run"]
 
-# Primitives of packages that are functions of other primitives, with derivatives of their own (Equinox's writes into the
+# Primitives of packages that are functions of other primitives, with derivatives of their own (Equinox's writes into
+# the
 # buffers of its loops, Lineax's solvers): inlined where nothing is differentiated. Users may add theirs.
 COMPOSITES = {"vprim", "select_if_vmap"}
 REGIONS = frozenset({"scan", "while", "cond", *CUSTOM, *COMPOSITES})  # equations that hold programs
@@ -71,7 +72,8 @@ class Equation:
         moving: of an equation that holds programs: which operands depend on what the loss is differentiated by; None
             where nobody has said, which counts as all floats.
         transposed: it stands in a derivative, which is linear in what moves and which JAX transposes.
-        together: of such an equation: sets of places (``in`` or ``out``, position, dim) that split together where it stands.
+        together: of such an equation: sets of places (``in`` or ``out``, position, dim) that split together where it
+        stands.
         memo: what rules have found out about it. Renamed copies (`dataclasses.replace`) share it.
     """
 
@@ -145,7 +147,9 @@ class _Flattener:
                     args = [self._lift(a) for a in args]
                 results = [Value(label if i == 0 else f"{label}:{i}", v.aval) for i, v in enumerate(eqn.outvars)]
                 self.equations.append(
-                    Equation(label, eqn.primitive, tuple(args), tuple(results), dict(eqn.params), jc.source_of(eqn), scopes)
+                    Equation(
+                        label, eqn.primitive, tuple(args), tuple(results), dict(eqn.params), jc.source_of(eqn), scopes
+                    )
                 )
             env.update((var, value) for var, value in zip(eqn.outvars, results, strict=True) if not jc.is_drop(var))
         return [read(atom) for atom in jaxpr.outvars]
@@ -183,7 +187,11 @@ def prune(program: Program) -> Program:
     kept = []
     for equation in reversed(program.equations):
         effects = equation.params.get("effects") or getattr(equation.params.get("jaxpr"), "effects", None)
-        if effects or equation.primitive.name in ("debug_callback", "debug_print") or any(v in needed for v in equation.outputs):
+        if (
+            effects
+            or equation.primitive.name in ("debug_callback", "debug_print")
+            or any(v in needed for v in equation.outputs)
+        ):
             kept.append(equation)
             needed.update(operand for operand in equation.inputs if isinstance(operand, Value))
     constants = {value: array for value, array in program.constants.items() if value in needed}

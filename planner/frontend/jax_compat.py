@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src import core as _core
 from jax._src import linear_util as _lu
-from jax._src.interpreters import ad as _ad
 from jax._src import source_info_util as _source_info
+from jax._src.interpreters import ad as _ad
 from jax._src.lax.parallel import all_gather_invariant as _all_gather_invariant
 
 ClosedJaxpr, Jaxpr, Literal, DropVar, Var = jex.ClosedJaxpr, jex.Jaxpr, jex.Literal, jex.DropVar, jex.Var
@@ -158,3 +158,18 @@ def constant_outputs(closed: Any) -> list[bool]:
         if any(not isinstance(v, Literal) and v in moved for v in eqn.invars):
             moved.update(eqn.outvars)
     return [isinstance(v, Literal) or v not in moved for v in closed.jaxpr.outvars]
+
+
+def name_stack(eqn: Any) -> str:
+    """Transformations and named scopes around an equation, such as ``transpose(jvp())/update``."""
+    return str(eqn.source_info.name_stack)
+
+
+def collective_axes(eqn: Any) -> tuple[str, ...]:
+    """Mesh axes of a collective's equation."""
+    axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (ClosedJaxpr, Jaxpr))

@@ -107,6 +107,7 @@ def spread(
     allow_max: int = 0,
     allow_reductions: bool = True,
     affine: bool = False,
+    redrawn: bool = False,
 ) -> Spread | Obstacle:
     """Follows a split of class `root` through the program, or says which equation forbids it.
 
@@ -116,6 +117,8 @@ def spread(
         allow_reductions: whether an op may sum over the class.
         affine: whether a pending sum may meet a value that is equal everywhere in an addition (not so on shards, where
             the value would be added once each; but so for a mean of means).
+        redrawn: whether a dim that a random op creates splits in any case (not so on shards, which must hold parts of
+            what is drawn whole; but so for a smaller batch, which draws its own).
     """
     members = joined.members(root)
     states: dict[str, int] = dict(inputs)
@@ -141,7 +144,7 @@ def spread(
             codes[op.name] = VARYING
             states.update((value.name, VARYING) for value in equation.outputs)
             continue
-        outcome = _one(op, equation, factors, have, allow_max, allow_reductions)
+        outcome = _one(op, equation, factors, have, allow_max, allow_reductions, redrawn)
         if isinstance(outcome, Obstacle):
             return outcome
         code, results = outcome
@@ -151,10 +154,18 @@ def spread(
 
 
 def _one(
-    op: Op, equation: Equation, factors: list[int], have: Sequence[int], allow_max: int, allow_reductions: bool
+    op: Op,
+    equation: Equation,
+    factors: list[int],
+    have: Sequence[int],
+    allow_max: int,
+    allow_reductions: bool,
+    redrawn: bool,
 ) -> tuple[int, list[int]] | Obstacle:
     """Strategy code and result states of one op whose loop belongs to the class."""
-    touched = [f for f in factors if any(_dim(op, dims, f) == h for dims, h in zip(op.in_dims, have, strict=True) if h >= 0)]
+    touched = [
+        f for f in factors if any(_dim(op, dims, f) == h for dims, h in zip(op.in_dims, have, strict=True) if h >= 0)
+    ]
     if not touched:
         if op.inputs and not any(f in parts for f in factors for dims in op.in_dims for parts in dims):
             touched = factors[:1]  # a dim that the op creates (broadcast, iota)
@@ -166,7 +177,8 @@ def _one(
         return Obstacle(equation, "two loops of one op would be split together")
     factor = touched[0]
     info = op.factors[factor]
-    if not info.splits:
+    drawn = redrawn and op.work == "random" and not any(factor in parts for dims in op.in_dims for parts in dims)
+    if not info.splits and not drawn:
         return Obstacle(equation, info.reason or f"{op.primitive} does not split {info.name}")
     for dims, h in zip(op.in_dims, have, strict=True):
         place = _dim(op, dims, factor)

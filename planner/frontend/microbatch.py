@@ -18,12 +18,22 @@ from costmodel.sharding import PARTIAL, PASS
 from planner.frontend import jax_compat as jc
 from planner.frontend.capture import input_names, trace
 from planner.frontend.flat import Equation, Program, Value, prune, scalar_of
+from planner.frontend.gradients import annotated, depends
 from planner.frontend.joint import SUMS, Classes, Obstacle, Spread, spread
 from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.rules.region import Region, join_program
 from planner.frontend.task import TrainingTask
 
-CARRIES_SCALE = ("reshape", "transpose", "squeeze", "broadcast_in_dim", "convert_element_type", "reduce_sum", "copy", "neg")
+CARRIES_SCALE = (
+    "reshape",
+    "transpose",
+    "squeeze",
+    "broadcast_in_dim",
+    "convert_element_type",
+    "reduce_sum",
+    "copy",
+    "neg",
+)
 LARGEST_TAIL = 1 << 20  # elements; the tail is evaluated on ones to compare its factor at two batch sizes
 
 
@@ -80,11 +90,16 @@ def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
         for place in starts.items():
             classes.join("batch", place)
 
-    joined = join_program(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: True), join)
+    moved = depends(program, [name for name, info in input_names(task).items() if info.trained])
+    program = annotated(program, moved)
+    joined = join_program(
+        program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved), join
+    )
     program = joined.program
     used = {o.name for e in program.equations for o in e.inputs if isinstance(o, Value)}
     mean = task.reduction == "mean"  # a mean of (mean + constant) is the mean plus the constant
-    found = spread(joined, joined.classes.find("batch"), {n: d for n, d in starts.items() if n in used}, affine=mean)
+    batch = {n: d for n, d in starts.items() if n in used}
+    found = spread(joined, joined.classes.find("batch"), batch, affine=mean, redrawn=True)
     if isinstance(found, Obstacle):
         return MicrobatchCheck(False, found.reason, found.equation.name, found.equation.source)
     for operand in program.outputs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from costmodel.graph import Factor, Op
@@ -90,12 +91,16 @@ def _saved_names(eqn: Equation, facts: Factorisation, wanted: Sequence[int]) -> 
 
 def _short(aval: Any) -> str:
     """``f32[8,16]``."""
-    name = str(aval.dtype)
+    return f"{_short_dtype(aval.dtype)}[{','.join(map(str, aval.shape))}]"
+
+
+@cache
+def _short_dtype(dtype: Any) -> str:
+    name = str(dtype)
     for word, short in _SHORT_DTYPES.items():
         if name.startswith(word):
-            name = short + name[len(word) :]
-            break
-    return f"{name}[{','.join(map(str, aval.shape))}]"
+            return short + name[len(word) :]
+    return name
 
 
 def op_key(eqn: Equation) -> str:

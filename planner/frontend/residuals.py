@@ -34,7 +34,9 @@ def with_residuals(equation: Equation, op: Op, needs_grad: Callable[[Value], boo
     names = [equation.inputs[p] if p >= 0 else equation.outputs[~p] for p in positions]
     tensors = [o for o in (*equation.outputs, *equation.inputs) if isinstance(o, Value)]
     keeps = tuple((next((t.name for t in tensors if t.shape == shape), ""), size, fixed) for shape, size, fixed in own)
-    return replace(op, saves=tuple(dict.fromkeys(n.name for n in names if isinstance(n, Value))), keeps=keeps, stored=stored)
+    return replace(
+        op, saves=tuple(dict.fromkeys(n.name for n in names if isinstance(n, Value))), keeps=keeps, stored=stored
+    )
 
 
 def _stored(equation: Equation) -> bool:

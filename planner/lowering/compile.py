@@ -24,14 +24,19 @@ from planner.planfile.schema import Plan
 Trainer = OneStageTrainer | PipelineTrainer
 
 
-def compile_plan(plan: Plan, task: TrainingTask, *, devices: Sequence[Any] | None = None) -> Trainer:
+def compile_plan(
+    plan: Plan, task: TrainingTask, *, devices: Sequence[Any] | None = None, verify: bool = True
+) -> Trainer:
     """Makes a plan runnable.
 
     Args:
         devices: JAX devices, in the order of the plan's device ids as they first occur. Default: ``jax.devices()``.
+        verify: compare where the results of the first step lie with the plan (a mismatch raises MP503). The trainer's
+        own
+            ``verify()`` also compares collectives and the bytes that are kept for the backward pass.
 
     Returns:
-        an object with ``init(params[, state])``, ``step(state, batch[, rng])`` and ``params(state)``.
+        an object with ``init(params[, state])``, ``step(state, batch[, rng])``, ``params(state)`` and ``verify()``.
 
     Raises:
         MismatchError: too few devices, or the plan was made for another model.
@@ -41,27 +46,36 @@ def compile_plan(plan: Plan, task: TrainingTask, *, devices: Sequence[Any] | Non
     ids = list(dict.fromkeys(d for stage in plan.stages for g in stage.groups for d in g.devices))
     available = list(jax.devices() if devices is None else devices)
     if len(available) < len(ids):
-        raise MismatchError("MP401", f"the plan runs on {len(ids)} devices, {len(available)} are available",
-                            "attach more devices, plan for fewer, or use fake CPU devices (--fake-devices)")
+        raise MismatchError(
+            "MP401",
+            f"the plan runs on {len(ids)} devices, {len(available)} are available",
+            "attach more devices, plan for fewer, or use fake CPU devices (--fake-devices)",
+        )
     at = dict(zip(ids, available, strict=False))
     named = [n for stage in plan.stages for n in expand_names(stage.blocks)]
     if named != [b.name for b in captured.blocks]:
         missing = sorted(set(blocks) ^ set(named))[:5]
-        raise MismatchError("MP402", f"the plan has {len(named)} blocks, the model {len(blocks)}; they differ in {', '.join(missing) or 'their order'}",
-                            "the plan was made for another model; plan again")
+        raise MismatchError(
+            "MP402",
+            f"the plan has {len(named)} blocks, the model {len(blocks)}; they differ in "
+            f"{', '.join(missing) or 'their order'}",
+            "the plan was made for another model; plan again",
+        )
     groups: dict[tuple[int, int], tuple[GroupPlacement, StageProgram]] = {}
     for s, stage in enumerate(plan.stages):
         own = tuple(blocks[n] for n in expand_names(stage.blocks))
         for g, group in enumerate(stage.groups):
             placement = GroupPlacement(group, tuple(at[d] for d in group.devices), captured.classes)
             groups[s, g] = (placement, StageProgram(captured, placement, own))
-    micros = {actor: _micro(captured, actor[0], [p for a, (_, p) in sorted(groups.items()) if a[1] == 0], program)
-              for actor, (_, program) in groups.items()}
+    micros = {
+        actor: _micro(captured, actor[0], [p for a, (_, p) in sorted(groups.items()) if a[1] == 0], program)
+        for actor, (_, program) in groups.items()
+    }
     first = [micros[s, 0] for s in range(len(plan.stages))]
     updater = Updater(task, parts_of([m.held for m in first]), tuple(m.stage.placement for m in first))
     feed = Feed(captured, plan.microbatches)
     if len(groups) == 1:
-        return OneStageTrainer(micros[0, 0], updater, feed)
+        return OneStageTrainer(micros[0, 0], updater, feed, verify)
     rows = tuple(
         ActorActions(stage=a.stage, group=a.group, actions=parse_actions(a.actions, where=f"schedule.actors[{i}]"))
         for i, a in enumerate(plan.schedule.actors)
@@ -69,8 +83,13 @@ def compile_plan(plan: Plan, task: TrainingTask, *, devices: Sequence[Any] | Non
     schedule = Schedule(name=plan.schedule.name, microbatches=plan.schedule.microbatches, actions=rows)
     return PipelineTrainer(
         programs={actor: GroupPrograms(micro, feed.seeds()) for actor, micro in micros.items()},
-        shares={(s, g): group.microbatches for s, stage in enumerate(plan.stages) for g, group in enumerate(stage.groups)},
-        schedule=schedule, updater=updater, feed=feed,
+        shares={
+            (s, g): group.microbatches for s, stage in enumerate(plan.stages) for g, group in enumerate(stage.groups)
+        },
+        schedule=schedule,
+        updater=updater,
+        feed=feed,
+        check=verify,
     )
 
 
@@ -79,7 +98,9 @@ def _micro(captured: Capture, stage: int, programs: Sequence[StageProgram], prog
     made = {s.value for b in program.blocks for s in b.outputs}
     later = {s.value for other in programs[stage + 1 :] for b in other.blocks for s in b.inputs}
     losses = tuple(o.name for o in captured.loss if isinstance(o, Value) and o.name in made)
-    results = tuple(dict.fromkeys(o.name for o in (*captured.state, *captured.aux) if isinstance(o, Value) and o.name in made))
+    results = tuple(
+        dict.fromkeys(o.name for o in (*captured.state, *captured.aux) if isinstance(o, Value) and o.name in made)
+    )
     sends = tuple(sorted(made & later))
     return MicrobatchProgram(program, sends, losses, results)
 

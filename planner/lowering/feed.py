@@ -1,4 +1,5 @@
-"""How a global batch becomes microbatches, and microbatch losses become the step's loss (`frontend/task.py` has the law)."""
+"""How a global batch becomes microbatches, and microbatch losses become the step's loss (`frontend/task.py` has the
+law)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,13 +43,20 @@ class Feed:
         given, tree = jax.tree.flatten(batch)
         expected, structure = jax.tree.flatten(task.with_batch_size(self.capture.microbatch * m))
         if tree != structure:
-            raise InputError("MP118", f"the batch has structure {tree}, the task's is {structure}", "feed the pytree that was captured")
+            raise InputError(
+                "MP118",
+                f"the batch has structure {tree}, the task's is {structure}",
+                "feed the pytree that was captured",
+            )
         out: dict[str, Any] = {}
         for name, info in self.batch_inputs.items():
             x, want, dim = given[info.leaf], expected[info.leaf], self._dims[info.leaf]
             if tuple(x.shape) != tuple(want.shape):
-                raise InputError("MP118", f"batch leaf {info.path!r} has shape {tuple(x.shape)}, the plan takes {tuple(want.shape)}",
-                                 f"feed a global batch of {self.capture.microbatch * m} examples")
+                raise InputError(
+                    "MP118",
+                    f"batch leaf {info.path!r} has shape {tuple(x.shape)}, the plan takes {tuple(want.shape)}",
+                    f"feed a global batch of {self.capture.microbatch * m} examples",
+                )
             if dim is not None:
                 shape = (*x.shape[:dim], m, self.capture.microbatch, *x.shape[dim + 1 :])
                 library = np if isinstance(x, np.ndarray) else jnp
@@ -56,7 +64,9 @@ class Feed:
             out[name] = x
         if task.rng:
             if rng is None:
-                raise InputError("MP118", "the task takes rng and step() was given none", "pass rng=jax.random.key(seed)")
+                raise InputError(
+                    "MP118", "the task takes rng and step() was given none", "pass rng=jax.random.key(seed)"
+                )
             out["rng"] = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(m))
         return out
 
@@ -65,7 +75,8 @@ class Feed:
         return {"mean": (1.0 / self.microbatches,), "sum": (1.0,), "weighted": (1.0, 0.0)}[self.capture.task.reduction]
 
     def combine(self, totals: list[Any]) -> tuple[Any, Any]:
-        """The step's loss from sums over microbatches, and what gradients must still be multiplied by (None: nothing)."""
+        """The step's loss from sums over microbatches, and what gradients must still be multiplied by (None:
+        nothing)."""
         reduction = self.capture.task.reduction
         if reduction == "mean":
             return totals[0] / self.microbatches, None
@@ -79,13 +90,20 @@ class Feed:
         given, tree = jax.tree.flatten(params)
         expected, structure = jax.tree.flatten(task.params)
         if tree != structure:
-            raise InputError("MP118", f"params have structure {tree}, the task's have {structure}", "pass the pytree that was planned")
+            raise InputError(
+                "MP118",
+                f"params have structure {tree}, the task's have {structure}",
+                "pass the pytree that was planned",
+            )
         infos = self.capture.param_inputs
         for name, info in infos.items():
             got, want = given[info.leaf], expected[info.leaf]
             if tuple(got.shape) != tuple(want.shape) or got.dtype != want.dtype:
-                raise InputError("MP118", f"parameter {name} is {got.dtype}{tuple(got.shape)}, planned {want.dtype}{tuple(want.shape)}",
-                                 "plan again for these parameters")
+                raise InputError(
+                    "MP118",
+                    f"parameter {name} is {got.dtype}{tuple(got.shape)}, planned {want.dtype}{tuple(want.shape)}",
+                    "plan again for these parameters",
+                )
         return {name: given[info.leaf] for name, info in infos.items()}
 
     def params_tree(self, named: dict[str, Any]) -> Any:
@@ -103,7 +121,9 @@ class Feed:
         if self.capture.task.state is None:
             return {}
         if jax.tree.structure(state) != jax.tree.structure(self.capture.task.state):
-            raise InputError("MP118", "the initial state does not have the structure of the task's state", "pass init(params, state)")
+            raise InputError(
+                "MP118", "the initial state does not have the structure of the task's state", "pass init(params, state)"
+            )
         return dict(zip(self._state_inputs, jax.tree.leaves(state), strict=True))
 
     def state_tree(self, named: dict[str, Any]) -> Any:
@@ -151,5 +171,7 @@ class Feed:
                 leaves.append(values[name])
             else:
                 fixed = self.capture.program.constants[operand] if isinstance(operand, Value) else operand.value
-                leaves.append(jnp.broadcast_to(jnp.asarray(fixed, operand.aval.dtype), (self.microbatches, *operand.shape)))
+                leaves.append(
+                    jnp.broadcast_to(jnp.asarray(fixed, operand.aval.dtype), (self.microbatches, *operand.shape))
+                )
         return jax.tree.unflatten(self.capture.aux_tree, leaves)

@@ -17,8 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from costmodel.sharding import PARTIAL, Spec
 from planner.frontend import jax_compat as jc
-from planner.lowering.microbatch import MicrobatchProgram
-from planner.lowering.one_stage import cotangents, summand
+from planner.lowering.microbatch import MicrobatchProgram, summand
 from planner.lowering.placement import GroupPlacement, partition
 from planner.lowering.stage import hoist
 
@@ -136,7 +135,9 @@ class GroupPrograms:
             return sent, losses, [leaf[None] for leaf in leaves]
 
         loss_specs = dict.fromkeys(self.micro.losses, every)
-        return jax.jit(self._map(run, (self.param_specs, self.value_specs), (self.sent_specs, loss_specs, residual_specs)))
+        return jax.jit(
+            self._map(run, (self.param_specs, self.value_specs), (self.sent_specs, loss_specs, residual_specs))
+        )
 
     @cached_property
     def backward(self) -> Any:
@@ -164,6 +165,23 @@ class GroupPrograms:
     def _loss_cotangents(self) -> dict[str, Any]:
         names = [n for n in self.kept.moving if n in self.micro.losses]
         return {n: self.micro.seed(n, self.kept.specs[n], self.seeds[self.micro.losses.index(n)]) for n in names}
+
+    def traces(self) -> dict[str, Any]:
+        """The programs traced for abstract arguments, by the phase that their collectives belong to."""
+
+        def aval(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(spec))
+
+        params = {n: aval(p, self.param_specs[n]) for n, p in self.micro.held.items()}
+        received = {n: jax.ShapeDtypeStruct(v.shape, v.aval.dtype) for n, v in self._received_values().items()}
+        forward = self.forward.trace(params, {n: aval(v, self.value_specs[n]) for n, v in received.items()})
+        sent, _, residuals = forward.out_info
+        slots = [slot for slot in self.kept.slots if not isinstance(slot, str)]
+        kept = [aval(x, PartitionSpec(slot or None)) for x, slot in zip(residuals, slots, strict=True)]
+        arriving = [n for n in self.kept.moving if n not in self.micro.losses]
+        totals = {n: aval(x, self.total_specs[n]) for n, x in jax.eval_shape(self.zeros).items()}
+        backward = self.backward.trace(params, kept, {n: aval(sent[n], self.sent_specs[n]) for n in arriving}, totals)
+        return {"forward": forward, "backward": backward, "once": self.reduce.trace(totals)}
 
     # accumulators
 
@@ -195,12 +213,16 @@ class GroupPrograms:
     @cached_property
     def reduced_specs(self) -> dict[str, PartitionSpec]:
         names = self.placement.axis_names
-        return {n: partition(self.micro.held[n].optimizer, len(self.micro.held[n].shape), names) for n in self.micro.trained}
+        return {
+            n: partition(self.micro.held[n].optimizer, len(self.micro.held[n].shape), names) for n in self.micro.trained
+        }
 
     @cached_property
     def reduce(self) -> Any:
         """jit of accumulators -> gradients as the update takes them: the one reduction of a step."""
-        run = self._map(lambda totals: self.micro.reduce(self._unstack(totals)), (self.total_specs,), self.reduced_specs)
+        run = self._map(
+            lambda totals: self.micro.reduce(self._unstack(totals)), (self.total_specs,), self.reduced_specs
+        )
         return jax.jit(run, donate_argnums=(0,))
 
 
@@ -219,4 +241,4 @@ class _CrossingAval:
         return jax.ShapeDtypeStruct(self.tensor.shape, jnp.dtype(self.tensor.dtype))
 
 
-__all__ = ["GroupPrograms", "Residuals", "cotangents"]
+__all__ = ["GroupPrograms", "Residuals"]

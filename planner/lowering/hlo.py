@@ -40,7 +40,7 @@ class HloCollective:
         kind: all_reduce, all_gather, reduce_scatter, all_to_all or permute.
         bytes: on one device, of the tensor that is whole on the axes (of all_to_all the local operand): what
             `costmodel.sharding.CastStep.full_bytes` means.
-        arrays: how many arrays it moves: above one where XLA joined several.
+        elements: of that tensor; arrays: how many it moves, above one where XLA joined several.
         axes: names of the mesh axes over which it communicates.
         runs: times that it runs in one run of the program.
         loops: trip counts of the loops around it, outermost first.
@@ -49,6 +49,7 @@ class HloCollective:
 
     kind: str
     bytes: int
+    elements: int
     arrays: int
     axes: tuple[str, ...]
     loops: tuple[int, ...]
@@ -90,7 +91,9 @@ def collectives(text: str, axis_names: Sequence[str], sizes: Sequence[int]) -> l
                 continue
             for around in loops[computation.name]:
                 if None in around:
-                    raise LoweringError("MP505", f"a collective lies in a loop of unknown length: {line.strip()[:200]}", "")
+                    raise LoweringError(
+                        "MP505", f"a collective lies in a loop of unknown length: {line.strip()[:200]}", ""
+                    )
                 found.append(_collective(match, line, computation.name, around, axis_names, sizes))  # type: ignore[arg-type]
     return found
 
@@ -139,25 +142,39 @@ def _called(line: str) -> Iterator[tuple[str, object]]:
 
 
 def _collective(
-    match: re.Match[str], line: str, computation: str, loops: tuple[int, ...], axis_names: Sequence[str], sizes: Sequence[int]
+    match: re.Match[str],
+    line: str,
+    computation: str,
+    loops: tuple[int, ...],
+    axis_names: Sequence[str],
+    sizes: Sequence[int],
 ) -> HloCollective:
-    arrays = [_array_bytes(a) for a in _ARRAY.finditer(match["result"])]
+    arrays = [(_itemsize(a["type"]), _elements(a["shape"])) for a in _ARRAY.finditer(match["result"])]
     kind = {"collective-permute": "permute"}.get(match["kind"], match["kind"].replace("-", "_"))
     if match["start"] and kind in ("all_gather", "permute"):
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
     groups = _groups(line)
-    size = sum(arrays) * (len(groups[0]) if kind == "reduce_scatter" else 1)
+    times = len(groups[0]) if kind == "reduce_scatter" else 1
     name = _OP_NAME.search(line)
     return HloCollective(
-        kind=kind, bytes=size, arrays=1 if kind == "all_to_all" else len(arrays), axes=_axes(groups, axis_names, sizes, line),
-        loops=loops, computation=computation, op_name=name[1] if name else "",
+        kind=kind,
+        bytes=times * sum(size * n for size, n in arrays),
+        elements=times * sum(n for _, n in arrays),
+        arrays=1 if kind == "all_to_all" else len(arrays),
+        axes=_axes(groups, axis_names, sizes, line),
+        loops=loops,
+        computation=computation,
+        op_name=name[1] if name else "",
     )
 
 
-def _array_bytes(match: re.Match[str]) -> int:
-    bits = re.search(r"\d+", match["type"])
-    width = int(bits[0]) if bits else {"pred": 8, "token": 0}[match["type"]]
-    return width * math.prod(int(n) for n in match["shape"].split(",") if n) // 8
+def _itemsize(type_name: str) -> int:
+    bits = re.search(r"\d+", type_name)
+    return int(bits[0]) // 8 if bits else 1  # pred
+
+
+def _elements(shape: str) -> int:
+    return math.prod(int(n) for n in shape.split(",") if n)
 
 
 def _groups(line: str) -> list[list[int]]:
@@ -183,7 +200,9 @@ def _transposed(index: int, dims: Sequence[int], order: Sequence[int]) -> int:
     return value
 
 
-def _axes(groups: Sequence[Sequence[int]], axis_names: Sequence[str], sizes: Sequence[int], line: str) -> tuple[str, ...]:
+def _axes(
+    groups: Sequence[Sequence[int]], axis_names: Sequence[str], sizes: Sequence[int], line: str
+) -> tuple[str, ...]:
     """Mesh axes along which the devices of each group differ."""
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 

@@ -1,6 +1,7 @@
 """One microbatch through one stage, inside shard_map: forward with what backward needs, and backward.
 
-Values cross stages only as split or replicated arrays. Inside, a value that the stage takes as varying is made so by the
+Values cross stages only as split or replicated arrays. Inside, a value that the stage takes as varying is made so by
+the
 differentiated function itself, so that its cotangent comes out summed.
 """
 
@@ -65,7 +66,9 @@ class MicrobatchProgram:
     def held(self) -> dict[str, HeldParameter]:
         return self.stage.held
 
-    def forward(self, params: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Placed], dict[str, Placed]]:
+    def forward(
+        self, params: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[dict[str, Placed], dict[str, Placed]]:
         """Runs the stage. Returns (sent values in crossing specs, loss parts as they come), each with its spec."""
         placement = self.stage.placement
         env: dict[str, Placed] = {n: (params[n], p.hoisted) for n, p in self.held.items()}
@@ -85,7 +88,13 @@ class MicrobatchProgram:
             target = placement.whole if name in self.results else crossing(spec)
             t = self.tensor(name)
             sent[name] = (_cast(x, t.shape, t.itemsize, spec, target, placement), target)
-        return sent, {name: env[name] for name in self.losses}
+        return sent, {name: self._settled(name, *env[name]) for name in self.losses}
+
+    def _settled(self, name: str, x: Any, spec: Spec) -> Placed:
+        """A loss part as a whole number or a pending sum on each axis: what its cotangent's seed can be given for."""
+        target = tuple(REPLICATED if code == VARYING else code for code in spec)
+        t = self.tensor(name)
+        return _cast(x, t.shape, t.itemsize, spec, target, self.stage.placement), target
 
     def vjp(self, params: Mapping[str, Any], values: Mapping[str, Any]) -> "Linearised":
         """Forward, keeping what backward needs."""
@@ -124,13 +133,22 @@ class MicrobatchProgram:
         out = {}
         for name in self.trained:
             p = self.held[name]
-            out[name] = jc.to_varying(jnp.zeros(self.local_shape(p.shape, p.accumulated), p.dtype), self.varying_axes(p.accumulated))
+            out[name] = jc.to_varying(
+                jnp.zeros(self.local_shape(p.shape, p.accumulated), p.dtype), self.varying_axes(p.accumulated)
+            )
         return out
 
     def reduce(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """The one gradient reduction of a step: accumulators into the spec of the update."""
         return {
-            n: _cast(x, self.held[n].shape, self.held[n].dtype.itemsize, self.held[n].accumulated, self.held[n].optimizer, self.stage.placement)
+            n: _cast(
+                x,
+                self.held[n].shape,
+                self.held[n].dtype.itemsize,
+                self.held[n].accumulated,
+                self.held[n].optimizer,
+                self.stage.placement,
+            )
             for n, x in totals.items()
         }
 
@@ -149,11 +167,6 @@ class MicrobatchProgram:
         assert VARYING not in spec, (name, spec)
         return jc.to_varying(jnp.asarray(value, jnp.dtype(self.tensor(name).dtype)), self.varying_axes(spec))
 
-    def settle(self, name: str, x: Any, spec: Spec) -> Any:
-        """A loss part summed over the devices that hold summands of it."""
-        t = self.tensor(name)
-        return _cast(x, t.shape, t.itemsize, spec, self.stage.placement.whole, self.stage.placement)
-
 
 @dataclass(frozen=True)
 class Linearised:
@@ -171,4 +184,24 @@ class Linearised:
     moving: tuple[str, ...]
 
 
-__all__ = ["PARTIAL", "Linearised", "MicrobatchProgram", "Value", "crossing"]
+def cotangents(micro: MicrobatchProgram, step: Linearised, seeds: tuple[float, ...]) -> dict[str, Any]:
+    """Cotangents of a stage that makes the loss: its seeds, zeros for everything else."""
+    found = {}
+    for name in step.moving:
+        if name in micro.losses:
+            found[name] = micro.seed(name, step.specs[name], seeds[micro.losses.index(name)])
+        else:
+            found[name] = jnp.zeros_like(step.outs[name])
+    return found
+
+
+def summand(micro: MicrobatchProgram, step: Linearised, name: str) -> Any:
+    """This device's share of a loss part, such that the sum over all devices is the loss."""
+    x, spec = step.outs[name].astype(jnp.float32), step.specs[name]
+    for axis, code in zip(micro.stage.placement.axis_names, spec, strict=True):
+        if code == REPLICATED:
+            x = jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros_like(x))
+    return jc.to_varying(x, micro.stage.placement.axis_names)
+
+
+__all__ = ["PARTIAL", "Linearised", "MicrobatchProgram", "Value", "cotangents", "crossing", "summand"]

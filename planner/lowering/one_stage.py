@@ -5,7 +5,7 @@ holds no data-parallel collective but those that the plan has per microbatch (Ze
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,23 +14,30 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from costmodel.sharding import REPLICATED
 from planner.frontend import jax_compat as jc
 from planner.lowering.feed import Feed
-from planner.lowering.microbatch import Linearised, MicrobatchProgram
+from planner.lowering.microbatch import MicrobatchProgram, cotangents, summand
 from planner.lowering.placement import GroupPlacement, partition
 from planner.lowering.stage import hoist, shifted
 from planner.lowering.state import TrainState
 from planner.lowering.update import Updater
+from planner.lowering.verify import Verification, check_shardings, verify_one_stage
+from planner.lowering.written import ACCUMULATE, LOSS, REDUCE
 
 
 @dataclass(frozen=True)
 class OneStageTrainer:
-    """Runs a plan of one stage: `init`, `step`, `params`."""
+    """Runs a plan of one stage: `init`, `step`, `params`, `verify`.
+
+    Attributes:
+        check: whether the first step compares where its results lie with the plan.
+    """
 
     micro: MicrobatchProgram
     updater: Updater
     feed: Feed
+    check: bool = True
+    _done: set[str] = field(default_factory=set)
 
     @property
     def placement(self) -> GroupPlacement:
@@ -68,7 +75,9 @@ class OneStageTrainer:
         placed = self.feed.named_params(params)
         arrays = {n: self._placed(placed[n], spec) for n, spec in self.param_specs.items()}
         carried = {n: self._placed(x, PartitionSpec()) for n, x in self.feed.named_state(state).items()}
-        make = jax.shard_map(self._init_local, mesh=self.placement.mesh, in_specs=(self.param_specs,), out_specs=self.state_specs)
+        make = jax.shard_map(
+            self._init_local, mesh=self.placement.mesh, in_specs=(self.param_specs,), out_specs=self.state_specs
+        )
         unused = {n: x for n, x in placed.items() if n not in arrays}
         return TrainState(params=({**arrays},), optimizer=jax.jit(make)(arrays), carried=carried, unused=unused)
 
@@ -87,15 +96,42 @@ class OneStageTrainer:
         return self.updater.collect_state(values)
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
-        """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by microbatch."""
+        """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
+        microbatch."""
         leaves = self.feed.leaves(batch, rng)
         fed = {n: jax.device_put(leaves[n], self._sharding(spec)) for n, spec in self.batch_specs.items()}
         params, optimizer, carried, loss, aux = self.compiled(state.params[0], state.optimizer, state.carried, fed)
         new = TrainState(params=(params,), optimizer=optimizer, carried=carried, unused=state.unused)
+        if self.check and "shardings" not in self._done:
+            self.check_shardings(new)
         metrics = {"loss": loss}
         if self.feed.capture.task.has_aux:
             metrics["aux"] = self.feed.aux(aux)
         return new, metrics
+
+    def check_shardings(self, state: TrainState) -> int:
+        """Number of arrays compared.
+
+        Raises:
+            LoweringError: MP503, a parameter or a leaf of the optimizer's state does not lie where the plan says.
+        """
+        self._done.add("shardings")
+        specs = [*self.param_specs.items(), *self.state_specs.items()]
+        arrays = {**state.params[0], **state.optimizer}
+        return check_shardings((n, arrays[n], self._sharding(spec)) for n, spec in specs)
+
+    def verify(self, *, compiled: bool = True) -> Verification:
+        """Compares bytes kept for the backward pass and collectives with the plan.
+
+        Args:
+            compiled: also compile the step (again, so that collectives stay apart) and count in the HLO.
+
+        Raises:
+            LoweringError: MP504 or MP505, they differ.
+        """
+        report = verify_one_stage(self, compiled=compiled)
+        report.check()
+        return report
 
     def params(self, state: TrainState) -> Any:
         """Parameters in the user's own pytree."""
@@ -107,10 +143,12 @@ class OneStageTrainer:
 
     @cached_property
     def compiled(self) -> Callable[..., Any]:
-        """jit of (params, optimizer state, carried state, batch) -> (params, optimizer state, carried state, loss, aux)."""
+        """jit of (params, optimizer state, carried state, batch) -> (params, optimizer state, carried state, loss,
+        aux)."""
         whole = PartitionSpec()
         local = jax.shard_map(
-            self._step_local, mesh=self.placement.mesh,
+            self._step_local,
+            mesh=self.placement.mesh,
             in_specs=(self.param_specs, self.state_specs, whole, self.batch_specs),
             out_specs=(self.param_specs, self.state_specs, whole, whole, whole),
         )
@@ -118,15 +156,26 @@ class OneStageTrainer:
 
     def lower(self) -> Any:
         """The step lowered for abstract arguments, for compile checks."""
+        return self.trace().lower()
+
+    def trace(self) -> Any:
+        """The step traced for abstract arguments."""
         held = self.micro.held
-        params = {n: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=self._sharding(self.param_specs[n])) for n, p in held.items()}
+        params = {
+            n: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=self._sharding(self.param_specs[n]))
+            for n, p in held.items()
+        }
         dtypes = self.updater.state_dtypes
         optimizer = {
-            n: jax.ShapeDtypeStruct(s, dtypes[n], sharding=self._sharding(self.state_specs[n])) for n, s in self.updater.state_shapes.items()
+            n: jax.ShapeDtypeStruct(s, dtypes[n], sharding=self._sharding(self.state_specs[n]))
+            for n, s in self.updater.state_shapes.items()
         }
         carried = self.feed.abstract_state()
-        batch = {n: jax.ShapeDtypeStruct(*self.feed.fed_aval(n), sharding=self._sharding(s)) for n, s in self.batch_specs.items()}
-        return self.compiled.lower(params, optimizer, carried, batch)
+        batch = {
+            n: jax.ShapeDtypeStruct(*self.feed.fed_aval(n), sharding=self._sharding(s))
+            for n, s in self.batch_specs.items()
+        }
+        return self.compiled.trace(params, optimizer, carried, batch)
 
     def _step_local(self, params: Any, optimizer: Any, carried: dict[str, Any], batch: dict[str, Any]) -> Any:
         """One device's step."""
@@ -139,7 +188,8 @@ class OneStageTrainer:
             totals, losses, state = carry
             step = micro.vjp(used, {**whole, **xs, **state})
             grads, _ = step.back(cotangents(micro, step, feed.seeds()))
-            totals = micro.add_gradients(totals, grads)
+            with jax.named_scope(ACCUMULATE):
+                totals = micro.add_gradients(totals, grads)
             losses = {n: losses[n] + summand(micro, step, n) for n in micro.losses}
             following = feed.next_state(state, step.outs)
             return (totals, losses, following), {n: step.outs[n] for n in feed.aux_names if n}
@@ -147,8 +197,12 @@ class OneStageTrainer:
         nothing = {n: jc.to_varying(jnp.zeros((), jnp.float32), axes) for n in micro.losses}
         init = (micro.zero_gradients(), nothing, carried)
         (totals, losses, carried), aux = lax.scan(one, init, split, length=feed.microbatches)
-        loss, scale = feed.combine(feed.loss_totals({n: lax.psum(x, axes) if axes else x for n, x in losses.items()}))
-        grads = micro.reduce(totals)
+        with jax.named_scope(LOSS):
+            loss, scale = feed.combine(
+                feed.loss_totals({n: lax.psum(x, axes) if axes else x for n, x in losses.items()})
+            )
+        with jax.named_scope(REDUCE):
+            grads = micro.reduce(totals)
         if scale is not None:
             grads = {n: (g * scale).astype(g.dtype) for n, g in grads.items()}
         params, optimizer = self._update_local(params, grads, optimizer)
@@ -161,24 +215,6 @@ class OneStageTrainer:
         for piece in updater.update_program.pieces:
             values.update(updater.local_piece(piece, self.placement, values, updater.new_names, ""))
         new = updater.collect_update(values)
-        return {**params, **{p.name: new[f"param/{k}"] for k, p in updater.parts.items()}}, {n: new[n] for n in updater.state_owner}
-
-
-def cotangents(micro: MicrobatchProgram, step: Linearised, seeds: tuple[float, ...]) -> dict[str, Any]:
-    """Cotangents of a stage that makes the loss: its seeds, zeros for everything else."""
-    found = {}
-    for name in step.moving:
-        if name in micro.losses:
-            found[name] = micro.seed(name, step.specs[name], seeds[micro.losses.index(name)])
-        else:
-            found[name] = jnp.zeros_like(step.outs[name])
-    return found
-
-
-def summand(micro: MicrobatchProgram, step: Linearised, name: str) -> Any:
-    """This device's share of a loss part, such that the sum over all devices is the loss."""
-    x, spec = step.outs[name].astype(jnp.float32), step.specs[name]
-    for axis, code in zip(micro.stage.placement.axis_names, spec, strict=True):
-        if code == REPLICATED:
-            x = jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros_like(x))
-    return jc.to_varying(x, micro.stage.placement.axis_names)
+        return {**params, **{p.name: new[f"param/{k}"] for k, p in updater.parts.items()}}, {
+            n: new[n] for n in updater.state_owner
+        }

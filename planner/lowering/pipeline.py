@@ -27,6 +27,7 @@ from planner.lowering.placement import GroupPlacement
 from planner.lowering.staged import CROSSING, Piece
 from planner.lowering.state import TrainState
 from planner.lowering.update import Updater
+from planner.lowering.verify import Verification, check_shardings, verify_pipeline
 
 Actor = tuple[int, int]  # stage, group
 
@@ -38,6 +39,7 @@ class PipelineTrainer:
     Attributes:
         programs: by (stage, group).
         shares: microbatches that each group runs.
+        check: whether the first step compares where its results lie with the plan.
     """
 
     programs: dict[Actor, GroupPrograms]
@@ -45,7 +47,9 @@ class PipelineTrainer:
     schedule: Schedule
     updater: Updater
     feed: Feed
+    check: bool = True
     _jitted: dict[Any, Any] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
 
     @cached_property
     def stages(self) -> int:
@@ -59,12 +63,20 @@ class PipelineTrainer:
     @cached_property
     def maker(self) -> dict[str, int]:
         """Value -> stage that makes it."""
-        return {s.value: stage for (stage, g), p in self.programs.items() if g == 0 for b in p.micro.stage.blocks for s in b.outputs}
+        return {
+            s.value: stage
+            for (stage, g), p in self.programs.items()
+            if g == 0
+            for b in p.micro.stage.blocks
+            for s in b.outputs
+        }
 
     @cached_property
     def readers(self) -> Counter[str]:
         """Value that crosses stages -> number of stages that read it."""
-        return Counter(name for (_, g), p in self.programs.items() if g == 0 for name in p.micro.receives if name in self.maker)
+        return Counter(
+            name for (_, g), p in self.programs.items() if g == 0 for name in p.micro.receives if name in self.maker
+        )
 
     @cached_property
     def _state_home(self) -> dict[str, Actor]:
@@ -92,7 +104,9 @@ class PipelineTrainer:
         for name, x in self.feed.named_state(state).items():
             actor = self._state_home.get(name, (0, 0))
             carried[name] = jax.device_put(x, self.programs[actor].sharding(PartitionSpec()))
-        values: dict[str, Any] = {k: placed[self.index[part.stage, 0]][part.name] for k, part in self.updater.parts.items()}
+        values: dict[str, Any] = {
+            k: placed[self.index[part.stage, 0]][part.name] for k, part in self.updater.parts.items()
+        }
         for piece in self.updater.init_program.pieces:
             values.update(self.run_piece("init", piece, values, self.updater.init_names, "param/"))
         optimizer = self.updater.collect_state(values)
@@ -110,7 +124,9 @@ class PipelineTrainer:
                 for name, held in self.programs[actor].micro.held.items():
                     pieces.setdefault(name, {}).setdefault(held.items[0] if held.items else 0, state.params[i][name])
         named = {
-            n: parts[0] if len(parts) == 1 and self._whole(n) else jnp.asarray(np.concatenate([np.asarray(parts[k]) for k in sorted(parts)]))
+            n: parts[0]
+            if len(parts) == 1 and self._whole(n)
+            else jnp.asarray(np.concatenate([np.asarray(parts[k]) for k in sorted(parts)]))
             for n, parts in pieces.items()
         }
         return self.feed.params_tree({**state.unused, **named})
@@ -125,36 +141,100 @@ class PipelineTrainer:
     # one step
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
-        """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by microbatch."""
+        """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
+        microbatch."""
         run = PipelineStep(self, state, self.feed.leaves(batch, rng))
         for actor, action in self._order:
             if action.kind == "F":
                 run.forward(actor, action.microbatch)
             else:
                 run.backward(actor, action.microbatch)
-        return run.finish()
+        new, metrics = run.finish()
+        if self.check and "shardings" not in self._done:
+            self.check_shardings(new)
+        return new, metrics
+
+    def check_shardings(self, state: TrainState) -> int:
+        """Number of arrays compared.
+
+        Raises:
+            LoweringError: MP503, a parameter or a leaf of the optimizer's state does not lie where the plan says.
+        """
+        self._done.add("shardings")
+        found = [
+            (f"stage {actor[0]} group {actor[1]}: {name}", state.params[i][name], p.sharding(p.param_specs[name]))
+            for actor, i in self.index.items()
+            for p in (self.programs[actor],)
+            for name in p.micro.held
+        ]
+        for name, key in self.updater.state_owner.items():
+            if key is not None:
+                placement = self.programs[self.updater.parts[key].stage, 0].placement
+                shape = self.updater.state_shapes[name]
+                spec = self.updater.spec_of(name, shape, self.updater.parts[key].stage)
+                found.append((f"optimizer state of {key}", state.optimizer[name], placement.sharding(spec, len(shape))))
+        return check_shardings(found)
+
+    def verify(self, *, compiled: bool = True) -> Verification:
+        """Compares bytes kept for the backward pass and collectives of every stage group with the plan.
+
+        Args:
+            compiled: also compile the programs (again, so that collectives stay apart) and count in the HLO.
+
+        Raises:
+            LoweringError: MP504 or MP505, they differ.
+        """
+        report = verify_pipeline(self, compiled=compiled)
+        report.check()
+        return report
 
     @cached_property
     def _order(self) -> list[Any]:
         """Every action in an order that respects what it waits for."""
         rows = self.schedule.actions
-        return [((rows[i].stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order]
+        return [
+            ((rows[i].stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order
+        ]
 
-    def run_piece(self, kind: str, piece: Piece, values: Mapping[str, Any], rename: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    def run_piece(
+        self, kind: str, piece: Piece, values: Mapping[str, Any], rename: Mapping[str, str], prefix: str
+    ) -> dict[str, Any]:
         if piece.stage == CROSSING:
             return self._run_crossing(kind, piece, values)
-        programs = self.programs[piece.stage, 0]
-        placement: GroupPlacement = programs.placement
-        in_specs, out_specs = self.updater.partitions(piece, placement, rename, prefix)
+        run, in_specs = self._piece(kind, piece, rename, prefix)
+        mesh = self.programs[piece.stage, 0].placement.mesh
+        return run({n: jax.device_put(values[n], NamedSharding(mesh, s)) for n, s in in_specs.items()})
+
+    def _piece(
+        self, kind: str, piece: Piece, rename: Mapping[str, str], prefix: str
+    ) -> tuple[Any, dict[str, PartitionSpec]]:
+        """jit of a piece of one stage, and the specs of what it takes."""
         key = (kind, id(piece))
         if key not in self._jitted:
+            placement: GroupPlacement = self.programs[piece.stage, 0].placement
+            in_specs, out_specs = self.updater.partitions(piece, placement, rename, prefix)
             mapped = jax.shard_map(
                 lambda given: self.updater.local_piece(piece, placement, given, rename, prefix),
-                mesh=placement.mesh, in_specs=(in_specs,), out_specs=out_specs,
+                mesh=placement.mesh,
+                in_specs=(in_specs,),
+                out_specs=out_specs,
             )
-            self._jitted[key] = jax.jit(mapped)
-        given = {n: jax.device_put(values[n], NamedSharding(placement.mesh, s)) for n, s in in_specs.items()}
-        return self._jitted[key](given)
+            self._jitted[key] = jax.jit(mapped), in_specs
+        return self._jitted[key]
+
+    def update_traces(self, stage: int) -> list[Any]:
+        """The optimizer's programs of a stage, traced for abstract arguments."""
+        found = []
+        for piece in self.updater.update_program.pieces:
+            if piece.stage == stage:
+                run, specs = self._piece("update", piece, self.updater.new_names, "")
+                mesh = self.programs[stage, 0].placement.mesh
+                given = {
+                    v.name: jax.ShapeDtypeStruct(v.shape, v.aval.dtype, sharding=NamedSharding(mesh, specs[v.name]))
+                    for v in piece.program.inputs
+                }
+                found.append(run.trace(given))
+        return found
 
     def _run_crossing(self, kind: str, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Joins small values of several stages on the first device."""

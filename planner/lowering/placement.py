@@ -86,10 +86,15 @@ class GroupPlacement:
     def _class(self, strategy: BlockStrategy) -> ClassPlacement:
         cls = self.classes.get(strategy.block_class)
         if cls is None:
-            raise MismatchError("MP402", f"the plan has a strategy for block class {strategy.block_class}, which the model lacks",
-                                "the plan was made for another model or version; plan again")
+            raise MismatchError(
+                "MP402",
+                f"the plan has a strategy for block class {strategy.block_class}, which the model lacks",
+                "the plan was made for another model or version; plan again",
+            )
         return ClassPlacement(
-            strategies={n: strategy_from_names(op, strategy.ops.get(n, {}), self.axis_names) for n, op in cls.ops.items()},
+            strategies={
+                n: strategy_from_names(op, strategy.ops.get(n, {}), self.axis_names) for n, op in cls.ops.items()
+            },
             inputs={n: spec_from_value(v, self.axis_names) for n, v in strategy.inputs.items()},
             outputs={n: spec_from_value(v, self.axis_names) for n, v in strategy.outputs.items()},
             remat=strategy.remat,

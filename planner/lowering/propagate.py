@@ -1,13 +1,24 @@
 """Strategies for a program that the search did not see (the optimizer update): follow the operands' splits.
 
-Each op splits as its largest split operand does; sums over a split dim leave pending sums, which pass through linear ops
+Each op splits as its largest split operand does; sums over a split dim leave pending sums, which pass through linear
+ops
 and are reduced where anything else reads them. Nothing is differentiated, so REPLICATED and VARYING cost the same.
 """
 
 from collections.abc import Mapping, Sequence
 
 from costmodel.graph import Op
-from costmodel.sharding import PARTIAL, PASS, REPLICATED, VARYING, Spec, Strategy, axis_choices, major_factor, result_spec
+from costmodel.sharding import (
+    PARTIAL,
+    PASS,
+    REPLICATED,
+    VARYING,
+    Spec,
+    Strategy,
+    axis_choices,
+    major_factor,
+    result_spec,
+)
 from planner.frontend.flat import Program, Value
 
 
@@ -31,7 +42,9 @@ def propagate(
     return strategies, specs
 
 
-def _choose(op: Op, have: Sequence[int], sizes: Sequence[int], size: int, mesh: Sequence[int], earlier: Sequence[int]) -> int:
+def _choose(
+    op: Op, have: Sequence[int], sizes: Sequence[int], size: int, mesh: Sequence[int], earlier: Sequence[int]
+) -> int:
     choices = axis_choices(op, size)
     pending = {i for i, code in enumerate(have) if code == PARTIAL}
     split = [i for i, code in enumerate(have) if code >= 0]

@@ -76,7 +76,9 @@ class LocalProgram:
             out_specs.append(spec)
         return outs, out_specs
 
-    def _run(self, equations: Sequence[Equation], depth: int, env: dict[str, Versions], source: dict[str, Spec]) -> None:
+    def _run(
+        self, equations: Sequence[Equation], depth: int, env: dict[str, Versions], source: dict[str, Spec]
+    ) -> None:
         at = 0
         while at < len(equations):
             equation = equations[at]
@@ -85,17 +87,25 @@ class LocalProgram:
                 at += 1
                 continue
             end = at
-            while end < len(equations) and len(equations[end].scopes) > depth and equations[end].scopes[depth] is equation.scopes[depth]:
+            while (
+                end < len(equations)
+                and len(equations[end].scopes) > depth
+                and equations[end].scopes[depth] is equation.scopes[depth]
+            ):
                 end += 1
             self._scope(equations[at:end], depth, env, source)
             at = end
 
-    def _scope(self, equations: Sequence[Equation], depth: int, env: dict[str, Versions], source: dict[str, Spec]) -> None:
+    def _scope(
+        self, equations: Sequence[Equation], depth: int, env: dict[str, Versions], source: dict[str, Spec]
+    ) -> None:
         """Runs a region that the user wrapped in ``jax.checkpoint``, wrapped again."""
         scope = equations[0].scopes[depth]
         made = {v.name for e in equations for v in e.outputs}
         read = {o.name for e in equations for o in e.inputs if isinstance(o, Value)} - made
-        needs = sorted({root for name in read for root in (self._roots[name] if name in self._lazy_makers else (name,))})
+        needs = sorted(
+            {root for name in read for root in (self._roots[name] if name in self._lazy_makers else (name,))}
+        )
 
         def region(inner: dict[str, Versions]) -> dict[str, Any]:
             local = {name: dict(versions) for name, versions in inner.items()}
@@ -129,7 +139,13 @@ class LocalProgram:
         return run_on_shards(equation, rule_for(equation.primitive.name), place, operands)
 
     def _record(
-        self, equation: Equation, op: Op, strategy: Strategy, results: list[Any], env: dict[str, Versions], source: dict[str, Spec]
+        self,
+        equation: Equation,
+        op: Op,
+        strategy: Strategy,
+        results: list[Any],
+        env: dict[str, Versions],
+        source: dict[str, Spec],
     ) -> None:
         for i, (value, x) in enumerate(zip(equation.outputs, results, strict=True)):
             spec = result_spec(op, i, strategy)
@@ -138,13 +154,20 @@ class LocalProgram:
             env[value.name] = {spec: x}
 
     def _with_weights(
-        self, equation: Equation, again: list[bool], targets: list[Spec], env: dict[str, Versions], source: dict[str, Spec]
+        self,
+        equation: Equation,
+        again: list[bool],
+        targets: list[Spec],
+        env: dict[str, Versions],
+        source: dict[str, Spec],
     ) -> list[Any]:
-        """Runs an op that reads weights. Their casts and gathers sit inside a remat whose other inputs are kept, so that
+        """Runs an op that reads weights. Their casts and gathers sit inside a remat whose other inputs are kept, so
+        that
         only they run again for the backward pass (the op's result is not needed there, so it is not recomputed)."""
         roots = sorted({root for o, g in zip(equation.inputs, again, strict=True) if g for root in self._roots[o.name]})  # type: ignore[union-attr]
         others = [
-            None if g else self._operand(o, t, env, source) for o, t, g in zip(equation.inputs, targets, again, strict=True)
+            None if g else self._operand(o, t, env, source)
+            for o, t, g in zip(equation.inputs, targets, again, strict=True)
         ]
 
         def run(weights: dict[str, Any], operands: list[Any]) -> list[Any]:
@@ -181,7 +204,9 @@ class LocalProgram:
             return {}
         derived = derived_from_parameters(self.ops.values(), self.tensors)
         kept = {o.name for o in self.program.outputs if isinstance(o, Value)}
-        return {v.name: e for e in self.program.equations for v in e.outputs if v.name in derived and v.name not in kept}
+        return {
+            v.name: e for e in self.program.equations for v in e.outputs if v.name in derived and v.name not in kept
+        }
 
     @cached_property
     def _lazy(self) -> set[str]:
@@ -208,10 +233,15 @@ class LocalProgram:
             if code >= 0:
                 expected[code] //= self.mesh[axis]
         if tuple(x.shape) != tuple(expected):
-            raise LoweringError("MP501", f"{equation.name} ({equation.source}) made {tuple(x.shape)} on one device, planned {tuple(expected)}",
-                                "this is a defect of the rule for this primitive; please report it")
+            raise LoweringError(
+                "MP501",
+                f"{equation.name} ({equation.source}) made {tuple(x.shape)} on one device, planned {tuple(expected)}",
+                "this is a defect of the rule for this primitive; please report it",
+            )
 
-    def _operand(self, operand: Value | Constant, target: Spec, env: dict[str, Versions], source: dict[str, Spec]) -> Any:
+    def _operand(
+        self, operand: Value | Constant, target: Spec, env: dict[str, Versions], source: dict[str, Spec]
+    ) -> Any:
         if isinstance(operand, Constant):
             return operand.value
         return self._fetch(operand, target, env, source)
@@ -225,6 +255,9 @@ class LocalProgram:
     def _cast(self, x: Any, operand: Value | Constant, spec: Spec, target: Spec) -> Any:
         steps = cast(operand.shape, jc.itemsize(operand.aval.dtype), spec, target, self.mesh)
         if steps is None:
-            raise LoweringError("MP502", f"no cast takes {operand!r} from {spec} to {target} on mesh {self.mesh}",
-                                "this is a defect of the plan; please report it")
+            raise LoweringError(
+                "MP502",
+                f"no cast takes {operand!r} from {spec} to {target} on mesh {self.mesh}",
+                "this is a defect of the plan; please report it",
+            )
         return apply_cast(x, steps, self.axis_names, self.mesh)

@@ -91,11 +91,15 @@ class StageProgram:
             shape = tensor.shape if span is None else (span[1] - span[0], *tensor.shape[1:])
             stored = self.placement.parameters[info.path]
             names = self.placement.axis_names
-            value, gradient, optimizer = (spec_from_dims(d, names) for d in (stored.value, stored.gradient, stored.optimizer))
+            value, gradient, optimizer = (
+                spec_from_dims(d, names) for d in (stored.value, stored.gradient, stored.optimizer)
+            )
             block, i, source = uses[0]
             hoisted = self._class_input(block, i, source)
             leaf = jax.tree.leaves(self.capture.task.params)[info.leaf]
-            found[name] = HeldParameter(name, info.leaf, info.trained, span, shape, leaf.dtype, value, hoisted, gradient, optimizer)
+            found[name] = HeldParameter(
+                name, info.leaf, info.trained, span, shape, leaf.dtype, value, hoisted, gradient, optimizer
+            )
         return found
 
     def _class_input(self, block: BlockInstance, position: int, source: Source) -> Spec:
@@ -109,12 +113,17 @@ class StageProgram:
         found: dict[str, Spec] = {}
         for b in self.blocks:
             for i, source in enumerate(b.inputs):
-                if source.value not in self._made and source.value not in found and source.value not in self.capture.param_inputs:
+                if (
+                    source.value not in self._made
+                    and source.value not in found
+                    and source.value not in self.capture.param_inputs
+                ):
                     found[source.value] = self._class_input(b, i, source)
         return found
 
     def run(self, env: dict[str, Placed]) -> None:
-        """Runs all blocks; `env` holds parameters (hoisted) and incoming values by name, and gets what the blocks make."""
+        """Runs all blocks; `env` holds parameters (hoisted) and incoming values by name, and gets what the blocks
+        make."""
         at = 0
         while at < len(self.blocks):
             block = self.blocks[at]
@@ -134,8 +143,12 @@ class StageProgram:
         full = placed.remat == "full"
         weights = {v.name for v in cls.program.inputs if cls.tensors[v.name].role == "param"}
         local = LocalProgram(
-            program=cls.program, ops=cls.ops, strategies=placed.strategies, mesh=self.placement.sizes,
-            axis_names=self.placement.axis_names, tensors=cls.tensors,
+            program=cls.program,
+            ops=cls.ops,
+            strategies=placed.strategies,
+            mesh=self.placement.sizes,
+            axis_names=self.placement.axis_names,
+            tensors=cls.tensors,
             regather=frozenset() if full else frozenset(weights),
         )
         specs = [placed.inputs[v.name] for v in cls.program.inputs]
@@ -182,9 +195,21 @@ class StageProgram:
         carry = [i for i, k in enumerate(run.kinds) if k == "carry"]
         specs_in = [self.placement.of_class(cls.key).inputs[v.name] for v in cls.program.inputs]
         # A carry leaves each layer as the next one takes it; stacked results leave as they come.
-        targets: list[Spec | None] = [*(specs_in[i] for i in carry), *([None] * (len(cls.program.outputs) - len(carry)))]
+        targets: list[Spec | None] = [
+            *(specs_in[i] for i in carry),
+            *([None] * (len(cls.program.outputs) - len(carry))),
+        ]
         step, specs, out_specs = self._local(first, targets)
-        lowest = min(b.inputs[i].index for b in blocks for i in range(len(run.kinds)) if run.kinds[i] == "stacked" and b.inputs[i].index is not None) if "stacked" in run.kinds else 0
+        lowest = (
+            min(
+                b.inputs[i].index
+                for b in blocks
+                for i in range(len(run.kinds))
+                if run.kinds[i] == "stacked" and b.inputs[i].index is not None
+            )
+            if "stacked" in run.kinds
+            else 0
+        )
         count = len(blocks)
         consts, state, stacked = [], [], []
         for i, (kind, source) in enumerate(zip(run.kinds, first.inputs, strict=True)):
@@ -230,7 +255,11 @@ def hoist(held: Mapping[str, HeldParameter], params: Mapping[str, Any], placemen
     """Parameters as the step uses them: varying once, where their gradient is summed once."""
     out = {}
     for name, p in held.items():
-        axes = [a for a, v, h in zip(placement.axis_names, p.value, p.hoisted, strict=True) if v == REPLICATED and h == VARYING]
+        axes = [
+            a
+            for a, v, h in zip(placement.axis_names, p.value, p.hoisted, strict=True)
+            if v == REPLICATED and h == VARYING
+        ]
         out[name] = jc.to_varying(params[name], axes)
     return out
 

@@ -53,14 +53,19 @@ class StagedProgram:
         for phase in range(last + 1):
             for stage in every:
                 mine = [e for e, s, p in rows if (s == stage and p == phase) or s == ANYWHERE]
-                found.append(self._piece(stage, mine, [e for e, s, p in rows if s == stage and p == phase], rows, phase == 0))
+                found.append(
+                    self._piece(stage, mine, [e for e, s, p in rows if s == stage and p == phase], rows, phase == 0)
+                )
             joint = [e for e, s, p in rows if s in (CROSSING, ANYWHERE) and (s == ANYWHERE or p == phase)]
             if any(s == CROSSING and p == phase for _, s, p in rows):
-                found.append(self._piece(CROSSING, joint, [e for e, s, p in rows if s == CROSSING and p == phase], rows, False))
+                found.append(
+                    self._piece(CROSSING, joint, [e for e, s, p in rows if s == CROSSING and p == phase], rows, False)
+                )
         return tuple(p for p in found if p.program.outputs)
 
     def _placed(self) -> list[Row]:
-        """Every equation with its stage and phase. A sum that joins stages is regrouped: each stage sums its own first."""
+        """Every equation with its stage and phase. A sum that joins stages is regrouped: each stage sums its own
+        first."""
         place: dict[str, tuple[int, int]] = {n: (s, 0) for n, s in self.owners.items()}  # value -> stage, phase
         sums = _scalar_sums(self.program)
         inner = {e.name for leaves in sums.values() for e in leaves.inner}
@@ -69,7 +74,8 @@ class StagedProgram:
         def add(e: Equation) -> None:
             inputs = [place.get(o.name, (ANYWHERE, 0)) for o in e.inputs if isinstance(o, Value)]
             stage = self._stage(e, place)
-            # Stages of one phase run one after the other, then what joins them: other stages' values come a phase later.
+            # Stages of one phase run one after the other, then what joins them: other stages' values come a phase
+            # later.
             phase = max((p + (stage >= 0 and s not in (stage, ANYWHERE)) for s, p in inputs), default=0)
             rows.append((e, stage, phase))
             place.update((v.name, (stage, phase)) for v in e.outputs)
@@ -93,26 +99,40 @@ class StagedProgram:
             return arrays.pop()
         if any(_size(o) > SMALL for o, s in values if s >= 0):
             large = max((o for o, s in values if s >= 0), key=_size)
-            raise InputError("MP116", f"the optimizer joins {large!r} with parameters of other stages in {e.name} ({e.source})",
-                             "only sums and other small values may cross stages; plan with stages=1 for this optimizer")
+            raise InputError(
+                "MP116",
+                f"the optimizer joins {large!r} with parameters of other stages in {e.name} ({e.source})",
+                "only sums and other small values may cross stages; plan with stages=1 for this optimizer",
+            )
         return CROSSING if stages or any(s == CROSSING for _, s in values) else ANYWHERE
 
-    def _piece(self, stage: int, equations: Sequence[Equation], own: Sequence[Equation], rows: Sequence[Any], shared: bool) -> Piece:
+    def _piece(
+        self, stage: int, equations: Sequence[Equation], own: Sequence[Equation], rows: Sequence[Any], shared: bool
+    ) -> Piece:
         """`shared`: results that every stage computes alike (step counts) are handed out by this piece."""
         made = {v for e in equations for v in e.outputs}
         mine = {v for e in own for v in e.outputs}
         elsewhere = {o for e, _, _ in rows if e not in own for o in e.inputs if isinstance(o, Value)}
         wanted = {o for o in self.program.outputs if isinstance(o, Value)}
-        anywhere_outputs = [
-            v for v in made - mine if v in wanted and self.output_owners.get(v.name, stage) == stage
-        ] if shared else []
+        anywhere_outputs = (
+            [v for v in made - mine if v in wanted and self.output_owners.get(v.name, stage) == stage] if shared else []
+        )
         outputs = [v for v in mine if v in elsewhere or v in wanted] + anywhere_outputs
         outputs.sort(key=lambda v: v.name)
-        inputs = list(dict.fromkeys(o for e in equations for o in e.inputs if isinstance(o, Value) and o not in made and o not in self.program.constants))
-        constants = {v: a for v, a in self.program.constants.items()}
+        inputs = list(
+            dict.fromkeys(
+                o
+                for e in equations
+                for o in e.inputs
+                if isinstance(o, Value) and o not in made and o not in self.program.constants
+            )
+        )
+        constants = dict(self.program.constants)
         slim = prune(Program(tuple(inputs), tuple(equations), tuple(outputs), constants))
         used = {o for e in slim.equations for o in e.inputs if isinstance(o, Value)} | set(outputs)
-        return Piece(stage, Program(tuple(v for v in inputs if v in used), slim.equations, slim.outputs, slim.constants))
+        return Piece(
+            stage, Program(tuple(v for v in inputs if v in used), slim.equations, slim.outputs, slim.constants)
+        )
 
 
 def _late(rows: list[Row], place: Mapping[str, tuple[int, int]]) -> list[Row]:
@@ -172,7 +192,9 @@ def _scalar_sums(program: Program) -> dict[str, ScalarSum]:
     uses = Counter(o for e in program.equations for o in e.inputs if isinstance(o, Value))
     uses.update(o for o in program.outputs if isinstance(o, Value))
     trees: dict[Value, tuple[tuple[Equation, ...], tuple[Operand, ...]]] = {}
-    makers = {e.outputs[0]: e for e in program.equations if e.primitive.name in ("add", "add_any") and not e.outputs[0].shape}
+    makers = {
+        e.outputs[0]: e for e in program.equations if e.primitive.name in ("add", "add_any") and not e.outputs[0].shape
+    }
     for value, e in makers.items():
         inner: tuple[Equation, ...] = ()
         leaves: tuple[Operand, ...] = ()
@@ -192,7 +214,10 @@ def _size(value: Value) -> int:
 
 
 def staged(
-    function: Callable[..., Any], inputs: Mapping[str, Any], owners: Mapping[str, int], output_stages: Sequence[int] = ()
+    function: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    owners: Mapping[str, int],
+    output_stages: Sequence[int] = (),
 ) -> StagedProgram:
     """Traces ``function(dict of abstract inputs) -> pytree`` and partitions it.
 

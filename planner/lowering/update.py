@@ -27,6 +27,7 @@ from planner.lowering.propagate import propagate
 from planner.lowering.spmd import LocalProgram
 from planner.lowering.stage import HeldParameter
 from planner.lowering.staged import ANYWHERE, Piece, StagedProgram, staged
+from planner.lowering.written import UPDATE
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,15 @@ class Updater:
         return dict(zip(self.state_owner, self._outputs(self.init_program, values), strict=True))
 
     def collect_update(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """New parameters and state leaves out of the values of the update program, by the names of what they replace."""
+        """New parameters and state leaves out of the values of the update program, by the names of what they
+        replace."""
         names = [*(f"param/{k}" for k in self.parts), *self.state_owner]
         return dict(zip(names, self._outputs(self.update_program, values), strict=True))
 
     def _outputs(self, program: StagedProgram, values: Mapping[str, Any]) -> list[Any]:
         return [
-            values[o.name] if isinstance(o, Value) else jnp.asarray(o.value, o.aval.dtype) for o in program.program.outputs
+            values[o.name] if isinstance(o, Value) else jnp.asarray(o.value, o.aval.dtype)
+            for o in program.program.outputs
         ]
 
     @cached_property
@@ -149,7 +152,8 @@ class Updater:
         return {out: target for out, target in zip(self.update_program.output_names, targets, strict=True) if out}
 
     def spec_of(self, name: str, shape: tuple[int, ...], stage: int) -> Spec:
-        """Spec of an input or output of the update: parameters as stored, gradients and state as the plan splits them."""
+        """Spec of an input or output of the update: parameters as stored, gradients and state as the plan splits
+        them."""
         whole = self.placements[max(stage, 0)].whole
         kind, _, key = name.partition("/")
         if kind == "param" and key in self.parts:
@@ -161,7 +165,9 @@ class Updater:
             return self.parts[owner].held.optimizer
         return whole
 
-    def local_piece(self, piece: Piece, placement: GroupPlacement, values: Mapping[str, Any], rename: Mapping[str, str], grads: str) -> dict[str, Any]:
+    def local_piece(
+        self, piece: Piece, placement: GroupPlacement, values: Mapping[str, Any], rename: Mapping[str, str], grads: str
+    ) -> dict[str, Any]:
         """Runs a piece on one device's parts; results by value name.
 
         Args:
@@ -176,18 +182,29 @@ class Updater:
 
         specs = {v.name: spec(v) for v in program.inputs}
         strategies, _ = propagate(program, ops, specs, placement.sizes)
-        local = LocalProgram(program=program, ops=ops, strategies=strategies, mesh=placement.sizes, axis_names=placement.axis_names)
+        local = LocalProgram(
+            program=program, ops=ops, strategies=strategies, mesh=placement.sizes, axis_names=placement.axis_names
+        )
         targets = [spec(v) if isinstance(v, Value) else placement.whole for v in program.outputs]
-        outs, _ = local([values[v.name] for v in program.inputs], [specs[v.name] for v in program.inputs], targets)
+        with jax.named_scope(UPDATE):
+            outs, _ = local([values[v.name] for v in program.inputs], [specs[v.name] for v in program.inputs], targets)
         return {v.name: x for v, x in zip(program.outputs, outs, strict=True) if isinstance(v, Value)}
 
-    def partitions(self, piece: Piece, placement: GroupPlacement, rename: Mapping[str, str], grads: str) -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
+    def partitions(
+        self, piece: Piece, placement: GroupPlacement, rename: Mapping[str, str], grads: str
+    ) -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
         """PartitionSpecs of a piece's inputs and outputs."""
 
         def one(v: Value) -> PartitionSpec:
-            return partition(self.spec_of(rename.get(v.name, f"{grads}{v.name}"), v.shape, piece.stage), len(v.shape), placement.axis_names)
+            return partition(
+                self.spec_of(rename.get(v.name, f"{grads}{v.name}"), v.shape, piece.stage),
+                len(v.shape),
+                placement.axis_names,
+            )
 
-        return {v.name: one(v) for v in piece.program.inputs}, {v.name: one(v) for v in piece.program.outputs if isinstance(v, Value)}
+        return {v.name: one(v) for v in piece.program.inputs}, {
+            v.name: one(v) for v in piece.program.outputs if isinstance(v, Value)
+        }
 
     @cached_property
     def init_names(self) -> dict[str, str]:
@@ -213,16 +230,21 @@ def check_separable(task: TrainingTask) -> None:
         def steps(start: Any, gradient: Any) -> Any:
             params, state = split(start), task.optimizer.init(split(start))
             for scale in (1.0, 0.5):
-                updates, state = task.optimizer.update(jax.tree.map(lambda g: g * scale, split(gradient)), state, params)
+                updates, state = task.optimizer.update(
+                    jax.tree.map(lambda g, scale=scale: g * scale, split(gradient)), state, params
+                )
                 params = optax.apply_updates(params, updates)
             return jnp.concatenate([params["a"], params["b"]]) if cut else params["a"]
 
         return jax.jit(steps)(whole, grads)  # one compile; op by op an optimizer is dozens
 
     if not np.allclose(run(True), run(False), rtol=1e-5, atol=1e-7):
-        raise InputError("MP116", "the optimizer updates a stacked parameter differently when its layers are split over stages "
-                         "(it works on whole leaves, as lamb and adafactor do)",
-                         "plan with stages=1, or give the layers as separate parameters instead of a stack")
+        raise InputError(
+            "MP116",
+            "the optimizer updates a stacked parameter differently when its layers are split over stages "
+            "(it works on whole leaves, as lamb and adafactor do)",
+            "plan with stages=1, or give the layers as separate parameters instead of a stack",
+        )
 
 
 __all__ = ["Part", "Updater", "check_separable", "parts_of"]

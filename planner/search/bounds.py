@@ -2,7 +2,8 @@
 
 * B1  hardware: FLOPs of a step over what all devices achieve together.
 * B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on
-  one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together run at
+  one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together
+  run at
   best at the sum of their rates, whatever blocks each takes: step >= 1 / sum over g of max over n of N_g / (n T(g, n)).
   The bound is the least over the microbatch sizes and stage counts that were solved.
 """
@@ -73,8 +74,8 @@ def describe_space(request: "Request") -> tuple[str, ...]:
         else f"{len(request.sizes)} divisors of {request.global_batch}"
     )
     return (
-        "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each replicated or "
-        "split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
+        "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each replicated "
+        "or split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
         f"searched: microbatch sizes among {sizes}, from where activations take a third of memory while moving helps",
         "searched: contiguous stages on devices of one group, or on one group each of two; schedule "
         + ("1f1b" if request.schedule == "auto" else request.schedule),

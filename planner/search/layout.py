@@ -60,9 +60,14 @@ def crossing_bytes(graph: ModelGraph, values: Iterable[str]) -> tuple[int, int]:
 
 def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> BlockCost:
     """What the blocks of a stage cost together; a parameter that several of them read is held once."""
-    total = BlockCost()
+    total, before = BlockCost(), ""
     for block in graph.blocks[start:stop]:
         cost = decision.costs[block.class_key]
+        if block.class_key != before:  # what a run of layers does once
+            layers = sum(b.class_key == block.class_key for b in graph.blocks[start:stop])
+            total.forward_cast_s += cost.run_cast_s * (1.0 - layers / decision.space.counts[block.class_key])
+            total.collectives.update(cost.run_collectives)
+        before = block.class_key
         total.forward_s += cost.forward_s
         total.backward_s += cost.backward_s
         total.forward_cast_s += cost.forward_cast_s

@@ -180,8 +180,10 @@ def _block_s(decision: Decision, key: str) -> float:
 
 
 def uncut_borders(graph: ModelGraph) -> frozenset[int]:
-    """Borders that no plan cuts: inside a run whose layers each make an item of one stacked value, and between the first
-    reader of a carried state leaf and the block that replaces it (the next microbatch would wait for the last stage)."""
+    """Borders that no plan cuts: inside a run whose layers each make an item of one stacked value, and between the
+    first
+    reader of a carried state leaf and the block that replaces it (the next microbatch would wait for the last
+    stage)."""
     spans: dict[str, list[int]] = {}
     for i, block in enumerate(graph.blocks):
         for source in block.outputs:

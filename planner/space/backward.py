@@ -78,7 +78,9 @@ def own_name(op: Op, fixed: bool = False) -> str:
 
 def is_layered(graph: ModelGraph, key: str) -> bool:
     """Whether the blocks of a class are layers of a scan: they read items of stacked parameters."""
-    return any(s.index is not None and s.value in graph.params for b in graph.blocks if b.class_key == key for s in b.inputs)
+    return any(
+        s.index is not None and s.value in graph.params for b in graph.blocks if b.class_key == key for s in b.inputs
+    )
 
 
 def kept_once(graph: ModelGraph, key: str) -> frozenset[str]:
@@ -89,7 +91,9 @@ def kept_once(graph: ModelGraph, key: str) -> frozenset[str]:
     cls = graph.classes[key]
     pairs = [(a, b) for a, b in zip(graph.blocks, graph.blocks[1:], strict=False) if a.class_key == b.class_key == key]
     equal = {
-        name for i, name in enumerate(cls.inputs) if all(a.inputs[i] == b.inputs[i] and a.inputs[i].index is None for a, b in pairs)
+        name
+        for i, name in enumerate(cls.inputs)
+        if all(a.inputs[i] == b.inputs[i] and a.inputs[i].index is None for a, b in pairs)
     }
     for op in cls.ops:
         equal.add(own_name(op, fixed=True))
@@ -109,7 +113,9 @@ def read_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozen
     needed: set[str] = set()  # tensors that are computed again
     for op in reversed(ops):
         rerun = full or op.scope >= 0
-        runs = not needed.isdisjoint(op.outputs) or (rerun and bool(op.keeps or not set(op.saves).isdisjoint(op.outputs)))
+        runs = not needed.isdisjoint(op.outputs) or (
+            rerun and bool(op.keeps or not set(op.saves).isdisjoint(op.outputs))
+        )
         for name in op.inputs:
             weight = bool(name) and (tensors[name].role == "param" or name in derived)
             if not name or not (rerun or weight):
@@ -124,3 +130,9 @@ def read_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozen
 def takes_again(ops: Iterable[Op], name: str, again: Again) -> bool:
     """Whether some of these ops (a group) take a tensor again."""
     return any((op.name, name) in again for op in ops)
+
+
+def runs_again(op: Op, again: Again) -> bool:
+    """Whether an op that takes its operands again does so to run again, and not only to have them for its
+    cotangents."""
+    return any((op.name, name) in again and name not in op.saves for name in op.inputs)

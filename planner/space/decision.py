@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
-from planner.space.backward import takes_again
+from planner.space.backward import own_name, runs_again, takes_again
 from planner.space.model_space import (
     BatchNode,
+    EndNode,
     GroupNode,
     ModelSpace,
     ParameterNode,
@@ -46,7 +48,9 @@ class BlockCost:
         forward_cast_s, backward_cast_s: of casts, parameters' gathers included.
         once_s: gradient reduction and gather of the update, once a step.
         update_s: optimizer update, once a step.
-        collectives: phase, kind and axis -> count per microbatch (or step, for phase ``once``).
+        collectives: phase, kind and axis -> count per microbatch.
+        run_cast_s, run_collectives: of forward casts that a scan does once for all its layers, as JAX hoists what does
+            not change from layer to layer. Each layer's share is part of `forward_cast_s`, not of `collectives`.
     """
 
     forward_s: float = 0.0
@@ -61,6 +65,8 @@ class BlockCost:
     saved_bytes: float = 0.0
     transient_bytes: float = 0.0
     collectives: Counter[Collective] = field(default_factory=Counter)
+    run_cast_s: float = 0.0
+    run_collectives: Counter[Collective] = field(default_factory=Counter)
 
     @property
     def state_bytes(self) -> float:
@@ -168,14 +174,19 @@ class Decision:
             cost.backward_s += backward + (forward if remat == "full" else 0.0)
             transient = max(transient, group_live(space, node, option))  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
+                again = (remat == "full" or op.scope >= 0) and runs_again(op, space.again[key, remat])
+                forward_counts = cost.run_collectives if own_name(op) in space.once[key] else cost.collectives
                 for axis in internal_reductions(op, strategy):
-                    cost.collectives["forward", "all_reduce", axis] += 1
+                    forward_counts["forward", "all_reduce", axis] += 1
+                    cost.collectives["backward", "all_reduce", axis] += again
         for name in dict.fromkeys([*cls.inputs, *(n for g in space.groups[key] for n in g.exports)]):
             self._casts_inside(key, name, cost)
         for link in space.links:
             consumer = space.nodes[link.consumer]
-            if isinstance(consumer, PortNode) and consumer.class_key == key:
-                pair = link.give[self.choice[link.producer]], consumer.options[self.choice[link.consumer]]
+            # A result (new state, an aux output) is made whole by the block that makes it.
+            at = space.nodes[link.producer] if isinstance(consumer, EndNode) else consumer
+            if isinstance(at, PortNode | GroupNode) and at.class_key == key:
+                pair = link.give[self.choice[link.producer]], link.ends(space)[self.choice[link.consumer]]
                 self._charge(link.tensor, *pair, cost, share=link.count / space.counts[key])
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
             self._parameter(node, key, cost)
@@ -221,8 +232,10 @@ class Decision:
             producer, specs = found
             source = specs[self.choice[producer]]
         again = self._targets(key, name, without=producer)
+        layers = space.counts[key] if name in space.once[key] else 1
         for target in sorted(again):
-            self._charge(space.graph.classes[key].tensors[name], source, target, cost, again=again[target])
+            tensor = space.graph.classes[key].tensors[name]
+            self._charge(tensor, source, target, cost, again=again[target], layers=layers)
 
     def _targets(self, key: str, name: str, without: int = -1) -> dict[Spec, bool]:
         """Specs in which a class's ops take a tensor, with whether the backward pass takes it so again."""
@@ -236,20 +249,28 @@ class Decision:
         return found
 
     def _charge(
-        self, tensor: object, source: Spec, target: Spec, cost: BlockCost, *, again: bool = False, share: float = 1.0
+        self,
+        tensor: Tensor,
+        source: Spec,
+        target: Spec,
+        cost: BlockCost,
+        *,
+        again: bool = False,
+        share: float = 1.0,
+        layers: int = 1,
     ) -> None:
-        from costmodel.graph import Tensor
-
-        assert isinstance(tensor, Tensor)
+        """Charges a cast; `layers` share its forward pass."""
         if source == target:
             return
         forward, backward = self.space.pricing.cast(tensor, source, target)
-        cost.forward_cast_s += share * forward
+        cost.forward_cast_s += share * forward / layers
+        cost.run_cast_s += share * forward if layers > 1 else 0.0
+        forward_counts = cost.run_collectives if layers > 1 else cost.collectives
         cost.backward_cast_s += share * (backward + (forward if again else 0.0))
         steps = cast(tensor.shape, tensor.itemsize, source, target, self.space.mesh) or ()
         for step in steps:
             if step.forward:
-                cost.collectives["forward", step.forward, step.axis] += share  # type: ignore[assignment]
+                forward_counts["forward", step.forward, step.axis] += share  # type: ignore[assignment]
                 if again:
                     cost.collectives["backward", step.forward, step.axis] += share  # type: ignore[assignment]
             if step.backward and tensor.needs_grad:

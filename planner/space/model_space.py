@@ -289,7 +289,10 @@ class ModelSpace:
                 if found is None:
                     continue
                 end = self._add(("end", name), EndNode(name, options))
-                self.links.append(Link(found[0], found[1], end, self.graph.values[name], 1))
+                tensor = self.graph.values[name]
+                if names is self.graph.results:  # no cotangent comes back
+                    tensor = replace(tensor, needs_grad=False)
+                self.links.append(Link(found[0], found[1], end, tensor, 1))
 
     # numbers
 
@@ -415,10 +418,12 @@ def _edges_inside(space: ModelSpace, key: str, cls: BlockClass) -> list[EdgePric
         producer, specs = space.maker(key, name) or (space.whole_source(name), (space.whole,))
         others = [(node, needs) for node, needs in consumers if node != producer]
         if others:
-            inside = [(key, name)] * len(others)
-            out.append(
-                _edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, space.counts[key], inside)
-            )
+            inside, layers = [(key, name)] * len(others), space.counts[key]
+            edge = _edge(space, f"{key}/{name}", cls.tensors[name], producer, specs, others, layers, inside)
+            if name in space.once[key]:  # one cast for all layers, and one each for their backward passes
+                again = {r: row + row * (layers - 1) for r, row in edge.again.items()}
+                edge = replace(edge, forward_s=edge.forward_s / layers, again=again)
+            out.append(edge)
     return out
 
 
@@ -523,7 +528,9 @@ def group_cost(space: ModelSpace, node: GroupNode, option: GroupStrategy) -> tup
 def sharers_of(space: ModelSpace, key: str) -> Counter[str]:
     """Tensor -> number of groups of a class that keep it for the backward pass."""
     kept = space.kept[key]
-    return Counter(n for group in space.groups[key] for n in frozenset().union(*(kept[op.name].names for op in group.ops)))
+    return Counter(
+        n for group in space.groups[key] for n in frozenset().union(*(kept[op.name].names for op in group.ops))
+    )
 
 
 def group_kept(space: ModelSpace, node: GroupNode, option: GroupStrategy) -> dict[tuple[str, Spec], float]:

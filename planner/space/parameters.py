@@ -115,7 +115,8 @@ def reduction_s(pricing: Pricing, kind: str, axis: int, size_bytes: float, leaf_
 
 
 def gradient_collectives(storage: Storage, through: Spec, mesh: Sequence[int]) -> list[tuple[str, str, int]]:
-    """Collectives of a leaf's gradient and its update: (``backward`` for each microbatch or ``once`` a step, kind, axis)."""
+    """Collectives of a leaf's gradient and its update: (``backward`` for each microbatch or ``once`` a step, kind,
+    axis)."""
     found = []
     for axis, code in enumerate(storage.value):
         if code != REPLICATED or mesh[axis] == 1:

@@ -71,22 +71,44 @@ class ChosenRemat(Candidates):
 
 
 def executed_plan(
-    task: TrainingTask, stages: tuple[StagePin, ...], cluster: Cluster, *, microbatch: int, microbatches: int,
-    schedule: str = "1f1b", restrict=None, remat: str | None = None,
+    task: TrainingTask,
+    stages: tuple[StagePin, ...],
+    cluster: Cluster,
+    *,
+    microbatch: int,
+    microbatches: int,
+    schedule: str = "1f1b",
+    restrict=None,
+    remat: str | None = None,
 ) -> Plan:
     """The pinned plan, through the file format and back."""
     captured = capture(task, microbatch)
     graph = model_graph(captured)
     facts = {g.device.name: Facts(g.device) for g in cluster.groups}
     candidates = ChosenRemat(cluster=cluster, graph_of=lambda size: graph, facts=facts, restrict=restrict, remat=remat)
-    score: Score = pinned_layout(candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule)
+    score: Score = pinned_layout(
+        candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule
+    )
     assert score.feasible
     certificate = Certificate(
-        lower_bound_s=0.0, gap=1.0, hardware_bound_s=0.0, hardware_gap=1.0, space=("pinned",), status="pinned", limit_fired=False
+        lower_bound_s=0.0,
+        gap=1.0,
+        hardware_bound_s=0.0,
+        hardware_gap=1.0,
+        space=("pinned",),
+        status="pinned",
+        limit_fired=False,
     )
     plan = assemble_plan(
-        score, name="test", model=model_record(graph, reduction=task.reduction), certificate=certificate, baselines=(),
-        findings=(), versions={}, tokens_per_example=None, provenance={},
+        score,
+        name="test",
+        model=model_record(graph, reduction=task.reduction),
+        certificate=certificate,
+        baselines=(),
+        findings=(),
+        versions={},
+        tokens_per_example=None,
+        provenance={},
     )
     return decode(encode(plan))
 
@@ -123,7 +145,9 @@ def numbers(leaf) -> np.ndarray:
 def compare(expected, got, rtol: float) -> None:
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True):
         x, y = numbers(x), numbers(y)
-        np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol * np.abs(x).max(initial=1e-2), err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(
+            y, x, rtol=rtol, atol=rtol * np.abs(x).max(initial=1e-2), err_msg=jax.tree_util.keystr(path)
+        )
 
 
 def compare_updates(start, expected, got, rtol: float) -> None:
@@ -132,10 +156,15 @@ def compare_updates(start, expected, got, rtol: float) -> None:
     Relative to the largest change of the leaf. Some leaves have no gradient by mathematics (a key bias before a
     softmax) and hold rounding noise: a tenth of the tolerance is relative to the largest change of all.
     """
-    leaves = [(p, numbers(s), numbers(x)) for (p, s), x in zip(jax.tree_util.tree_leaves_with_path(start), jax.tree.leaves(expected), strict=True)]
+    leaves = [
+        (p, numbers(s), numbers(x))
+        for (p, s), x in zip(jax.tree_util.tree_leaves_with_path(start), jax.tree.leaves(expected), strict=True)
+    ]
     largest = max(np.abs(x - s).max(initial=0.0) for _, s, x in leaves)
     assert largest > 1e-4, "nothing was trained"
     for (path, before, x), y in zip(leaves, jax.tree.leaves(got), strict=True):
         rounding = 4 * np.finfo(np.float32).eps * np.abs(x).max(initial=0.0)
         atol = rtol * (10 * np.abs(x - before).max(initial=0.0) + largest) + rounding
-        np.testing.assert_allclose(numbers(y) - before, x - before, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(
+            numbers(y) - before, x - before, rtol=0, atol=atol, err_msg=jax.tree_util.keystr(path)
+        )

@@ -47,5 +47,7 @@ def test_every_family_on_every_layout(name: str, layout: str, monkeypatch: pytes
     task = family(name, monkeypatch)
     pinned: PinnedLayout = LAYOUTS[layout]
     if task.state is not None:  # carried state goes from microbatch to microbatch: one group a stage
-        pinned = dataclasses.replace(pinned, stages=tuple(dataclasses.replace(s, groups=s.groups[:1]) for s in pinned.stages))
+        pinned = dataclasses.replace(
+            pinned, stages=tuple(dataclasses.replace(s, groups=s.groups[:1]) for s in pinned.stages)
+        )
     assert_equals_one_device(task, pinned.plan(task))

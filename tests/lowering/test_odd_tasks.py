@@ -62,7 +62,15 @@ def test_aux_outputs(layout: PinnedLayout) -> None:
     def loss(params: Any, batch: Any) -> Any:
         end, start = hidden(params, batch["x"])
         value = jnp.mean((end @ params["head"] + start[:, :2] - batch["y"]) ** 2)
-        aux = {"loss": value, "x": batch["x"], "three": 3, "table": jnp.arange(5), "end": end, "start": start, "norm": jnp.sum(params["head"] ** 2)}
+        aux = {
+            "loss": value,
+            "x": batch["x"],
+            "three": 3,
+            "table": jnp.arange(5),
+            "end": end,
+            "start": start,
+            "norm": jnp.sum(params["head"] ** 2),
+        }
         return value, aux
 
     check(task(loss, has_aux=True), layout)
@@ -82,7 +90,14 @@ def test_frozen_and_unused_parameters_keep_their_values(layout: PinnedLayout) ->
 @both
 def test_batch_leaves_of_every_kind(layout: PinnedLayout) -> None:
     """Unused, scalar, seen whole by every microbatch, and with the batch along dim 1."""
-    batch = {"x": shape(6, 4), "y": shape(4, 2), "unused": shape(4, 3), "scale": shape(), "weights": shape(2), "ids": shape(4, dtype=jnp.int32)}
+    batch = {
+        "x": shape(6, 4),
+        "y": shape(4, 2),
+        "unused": shape(4, 3),
+        "scale": shape(),
+        "weights": shape(2),
+        "ids": shape(4, dtype=jnp.int32),
+    }
 
     def loss(params: Any, batch: Any) -> Any:
         apart = (hidden(params, batch["x"].T)[0] @ params["head"] - batch["y"]) * batch["weights"]
@@ -99,7 +114,11 @@ def test_reductions(layout: PinnedLayout, reduction: str) -> None:
         errors, mask = error(params, batch), batch["x"][:, 0] > -1.0
         if reduction == "sum":
             return jnp.sum(errors)
-        return (jnp.sum(errors * mask), jnp.sum(mask.astype(jnp.float32))) if reduction == "weighted" else (jnp.sum(errors), 4.0)
+        return (
+            (jnp.sum(errors * mask), jnp.sum(mask.astype(jnp.float32)))
+            if reduction == "weighted"
+            else (jnp.sum(errors), 4.0)
+        )
 
     check(task(loss, reduction="sum" if reduction == "sum" else "weighted"), layout)
 
@@ -121,7 +140,9 @@ def test_state_of_several_stages(layout: PinnedLayout) -> None:
 
     def loss(params: Any, batch: Any, state: Any) -> Any:
         end, start = hidden(params, batch["x"] + 0.1 * state["early"])
-        value = jnp.mean((end @ params["head"] - batch["y"] + 0.1 * state["early"] + 0.1 * jnp.mean(state["late"])) ** 2)
+        value = jnp.mean(
+            (end @ params["head"] - batch["y"] + 0.1 * state["early"] + 0.1 * jnp.mean(state["late"])) ** 2
+        )
         new = {
             "early": 0.5 * state["early"] + jnp.mean(lax.stop_gradient(start)),
             "late": state["late"] + jnp.mean(lax.stop_gradient(end), 0) * (1 + state["reset"]),
@@ -153,7 +174,9 @@ def test_values_that_skip_stages_and_user_remat(layout: PinnedLayout) -> None:
         block = jax.checkpoint(lambda h, p: (h + jnp.tanh(jnp.sin(h) @ p["w"] + p["bias"]), None))
         start = jnp.tanh(batch["x"] @ params["embed"])
         end, _ = lax.scan(block, start, params["layers"])
-        return jnp.mean((end @ params["head"] - start @ params["head"] - batch["x"] @ params["embed"][:, :2] - batch["y"]) ** 2)
+        return jnp.mean(
+            (end @ params["head"] - start @ params["head"] - batch["x"] @ params["embed"][:, :2] - batch["y"]) ** 2
+        )
 
     check(task(loss), layout)
 
@@ -173,7 +196,9 @@ def test_unrolled_layers(layout: PinnedLayout) -> None:
 
 OPTIMIZERS = {
     "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(1e-2, 100), eps=1e-2, weight_decay=0.1),
-    "two norms": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.scale(2.0), optax.clip_by_global_norm(0.7), optax.sgd(0.1)),
+    "two norms": lambda: optax.chain(
+        optax.clip_by_global_norm(0.5), optax.scale(2.0), optax.clip_by_global_norm(0.7), optax.sgd(0.1)
+    ),
     "state that starts as the parameters": lambda: optax.contrib.schedule_free_sgd(0.1),
     "multi_transform": lambda: optax.partition(
         {"a": optax.sgd(0.1), "b": optax.sgd(0.2, momentum=0.5)},

@@ -37,8 +37,12 @@ def eqx_attention() -> Published:
     def build(key: Any) -> Any:
         a, b, c, d = jax.random.split(key, 4)
         return (
-            eqx.nn.Embedding(64, 32, key=a), eqx.nn.MultiheadAttention(4, 32, dropout_p=0.1, key=b),
-            eqx.nn.LayerNorm(32), eqx.nn.MLP(32, 64, 64, 1, key=c), eqx.nn.RotaryPositionalEmbedding(32), d,
+            eqx.nn.Embedding(64, 32, key=a),
+            eqx.nn.MultiheadAttention(4, 32, dropout_p=0.1, key=b),
+            eqx.nn.LayerNorm(32),
+            eqx.nn.MLP(32, 64, 64, 1, key=c),
+            eqx.nn.RotaryPositionalEmbedding(32),
+            d,
         )
 
     rebuild, init = _module(lambda key: build(key)[:5])
@@ -85,11 +89,19 @@ def eqx_convnet() -> Published:
 
     def build(key: Any) -> Any:
         a, b, c = jax.random.split(key, 3)
-        return eqx.nn.Sequential([
-            eqx.nn.Conv2d(3, 16, 4, key=a), eqx.nn.MaxPool2d(2, 2), eqx.nn.Lambda(jax.nn.relu), eqx.nn.GroupNorm(4, 16),
-            eqx.nn.Conv2d(16, 32, 3, padding=1, key=b), eqx.nn.Lambda(jax.nn.leaky_relu), eqx.nn.AdaptiveAvgPool2d(2),
-            eqx.nn.Lambda(jnp.ravel), eqx.nn.Linear(128, 8, key=c),
-        ])
+        return eqx.nn.Sequential(
+            [
+                eqx.nn.Conv2d(3, 16, 4, key=a),
+                eqx.nn.MaxPool2d(2, 2),
+                eqx.nn.Lambda(jax.nn.relu),
+                eqx.nn.GroupNorm(4, 16),
+                eqx.nn.Conv2d(16, 32, 3, padding=1, key=b),
+                eqx.nn.Lambda(jax.nn.leaky_relu),
+                eqx.nn.AdaptiveAvgPool2d(2),
+                eqx.nn.Lambda(jnp.ravel),
+                eqx.nn.Linear(128, 8, key=c),
+            ]
+        )
 
     rebuild, init = _module(build)
 
@@ -120,7 +132,8 @@ def equimo_vit() -> Published:
 
 @published("equinox", "diffrax")
 def diffrax_neural_ode() -> Published:
-    """A neural ODE with adaptive steps, differentiated through a checkpointed loop."""
+    """A neural ODE with adaptive steps, differentiated through a checkpointed loop, which asks whether any example
+    failed."""
     import diffrax
     import equinox as eqx
 
@@ -129,15 +142,22 @@ def diffrax_neural_ode() -> Published:
 
     def one(model: Any, y: Any) -> Any:
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: model(y)), diffrax.Tsit5(), t0=0.0, t1=1.0, dt0=0.1, y0=y[0],
-            stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-6), saveat=diffrax.SaveAt(ts=times), max_steps=64,
+            diffrax.ODETerm(lambda t, y, args: model(y)),
+            diffrax.Tsit5(),
+            t0=0.0,
+            t1=1.0,
+            dt0=0.1,
+            y0=y[0],
+            stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-6),
+            saveat=diffrax.SaveAt(ts=times),
+            max_steps=64,
         )
         return ((solution.ys - y) ** 2).mean()
 
     def loss(params: Any, batch: Any) -> Any:
         return jax.vmap(one, (None, 0))(rebuild(params), batch).mean()
 
-    return make(loss, init, normal(6, 4))
+    return make(loss, init, normal(6, 4), independent_microbatches=True)
 
 
 @published("equinox", "flowjax")
@@ -150,7 +170,10 @@ def flowjax_coupling_flow() -> Published:
 
     def build(key: Any) -> Any:
         return coupling_flow(
-            key, base_dist=Normal(jnp.zeros(4)), transformer=RationalQuadraticSpline(knots=5, interval=4), flow_layers=4,
+            key,
+            base_dist=Normal(jnp.zeros(4)),
+            transformer=RationalQuadraticSpline(knots=5, interval=4),
+            flow_layers=4,
             nn_width=32,
         )
 
@@ -164,7 +187,7 @@ def flowjax_coupling_flow() -> Published:
 
 @published("equinox", "optimistix")
 def optimistix_equilibrium() -> Published:
-    """A layer whose output is a fixed point, differentiated implicitly."""
+    """A layer whose output is a fixed point, differentiated implicitly. The solver asks whether any example failed."""
     import equinox as eqx
     import optimistix
 
@@ -177,10 +200,12 @@ def optimistix_equilibrium() -> Published:
     def one(model: Any, x: Any) -> Any:
         net, head = model
         solver = optimistix.FixedPointIteration(rtol=1e-5, atol=1e-5)
-        found = optimistix.fixed_point(lambda z, x: 0.3 * net(jnp.concatenate([z, x])), solver, jnp.zeros(16), x, max_steps=32)
+        found = optimistix.fixed_point(
+            lambda z, x: 0.3 * net(jnp.concatenate([z, x])), solver, jnp.zeros(16), x, max_steps=32
+        )
         return head(found.value)
 
     def loss(params: Any, batch: Any) -> Any:
         return cross_entropy(jax.vmap(one, (None, 0))(rebuild(params), batch["x"]), batch["label"])
 
-    return make(loss, init, {"x": normal(16), "label": classes(8)})
+    return make(loss, init, {"x": normal(16), "label": classes(8)}, independent_microbatches=True)

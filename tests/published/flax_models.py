@@ -51,8 +51,10 @@ def linen_scanned_transformer() -> Published:
         def __call__(self, ids: Any) -> Any:
             x = nn.Embed(64, 32)(ids)
             layers = nn.scan(
-                nn.remat(Layer, prevent_cse=False), variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True}, length=4,
+                nn.remat(Layer, prevent_cse=False),
+                variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True},
+                length=4,
             )
             x, _ = layers()(x, None)
             return nn.Dense(64)(nn.LayerNorm()(x))
@@ -95,7 +97,10 @@ def linen_convnet() -> Published:
         return cross_entropy(logits, batch["label"]), new["batch_stats"]
 
     return make(
-        loss, lambda: variables()["params"], batch, state=lambda: variables()["batch_stats"],
+        loss,
+        lambda: variables()["params"],
+        batch,
+        state=lambda: variables()["batch_stats"],
         independent_microbatches=True,
     )
 

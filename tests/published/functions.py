@@ -70,7 +70,12 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def make(
-    loss_fn: Callable[..., Any], init: Callable[[], Any], batch: Any, *, state: Callable[[], Any] | None = None, **options: Any
+    loss_fn: Callable[..., Any],
+    init: Callable[[], Any],
+    batch: Any,
+    *,
+    state: Callable[[], Any] | None = None,
+    **options: Any,
 ) -> Published:
     """A `Published` whose parameters (and carried state) are known by shape only."""
     task = TrainingTask(
@@ -101,4 +106,4 @@ def normal(*shape: int, seed: int = 2) -> np.ndarray:
 
 def cross_entropy(logits: Any, labels: Any) -> Any:
     """Mean cross entropy of all positions."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(np.float32), labels).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()

@@ -42,8 +42,11 @@ def _stateful(net: Callable[..., Any], image: Any) -> Published:
         return cross_entropy(logits, batch["label"]), new
 
     return make(
-        loss, lambda: model.init(jax.random.key(0), sample)[0], {"image": image, "label": classes(8)},
-        state=lambda: model.init(jax.random.key(0), sample)[1], independent_microbatches=True,
+        loss,
+        lambda: model.init(jax.random.key(0), sample)[0],
+        {"image": image, "label": classes(8)},
+        state=lambda: model.init(jax.random.key(0), sample)[1],
+        independent_microbatches=True,
     )
 
 
@@ -53,7 +56,11 @@ def hk_resnet() -> Published:
 
     def net(x: Any, training: bool) -> Any:
         return hk.nets.ResNet(
-            (1, 1, 1, 1), 8, bottleneck=False, channels_per_group=(64, 16, 16, 32), use_projection=(False, True, True, True)
+            (1, 1, 1, 1),
+            8,
+            bottleneck=False,
+            channels_per_group=(64, 16, 16, 32),
+            use_projection=(False, True, True, True),
         )(x, training)
 
     return _stateful(net, normal(32, 32, 3))

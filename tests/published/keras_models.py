@@ -26,16 +26,19 @@ def _model(build: Callable[[Any], Any], batch: Any, loss: Callable[[Any, Any], A
         return [np.asarray(v.value) for v in variables]
 
     return make(
-        run, lambda: values(model.trainable_variables), batch, state=lambda: values(model.non_trainable_variables),
+        run,
+        lambda: values(model.trainable_variables),
+        batch,
+        state=lambda: values(model.non_trainable_variables),
         **options,
     )
 
 
-def _images(build: Callable[[Any], Any], size: int) -> Published:
-    """An image classifier; most of these have batch normalisation."""
+def _images(build: Callable[[Any], Any], size: int, *, batch_norm: bool = True) -> Published:
+    """An image classifier. Batch normalisation is over each microbatch."""
     batch = {"x": normal(size, size, 3), "label": classes(8)}
     loss = lambda logits, batch: cross_entropy(logits, batch["label"])  # noqa: E731
-    return _model(build, batch, loss, independent_microbatches=True)
+    return _model(build, batch, loss, independent_microbatches=batch_norm)
 
 
 @published("keras")
@@ -54,7 +57,14 @@ def keras_efficientnet() -> Published:
         from keras.src.applications.efficientnet import EfficientNet
 
         return EfficientNet(
-            0.3, 0.3, 32, input_shape=(32, 32, 3), weights=None, classes=8, classifier_activation=None, name="tiny",
+            0.3,
+            0.3,
+            32,
+            input_shape=(32, 32, 3),
+            weights=None,
+            classes=8,
+            classifier_activation=None,
+            name="tiny",
             weights_name="",
         )
 
@@ -67,11 +77,17 @@ def keras_convnext() -> Published:
         from keras.src.applications.convnext import ConvNeXt
 
         return ConvNeXt(
-            depths=[1, 1, 3, 1], projection_dims=[16, 16, 32, 32], input_shape=(32, 32, 3), weights=None, classes=8,
-            classifier_activation=None, name="tiny", weights_name="",
+            depths=[1, 1, 3, 1],
+            projection_dims=[16, 16, 32, 32],
+            input_shape=(32, 32, 3),
+            weights=None,
+            classes=8,
+            classifier_activation=None,
+            name="tiny",
+            weights_name="",
         )
 
-    return _images(build, 32)
+    return _images(build, 32, batch_norm=False)
 
 
 @published("keras")
@@ -105,10 +121,15 @@ def keras_transformer() -> Published:
 def keras_bidirectional_lstm() -> Published:
     def build(keras: Any) -> Any:
         layers = keras.layers
-        return keras.Sequential([
-            layers.Input((12,), dtype="int32"), layers.Embedding(64, 16, mask_zero=True),
-            layers.Bidirectional(layers.LSTM(16, return_sequences=True)), layers.GRU(16), layers.Dense(8),
-        ])
+        return keras.Sequential(
+            [
+                layers.Input((12,), dtype="int32"),
+                layers.Embedding(64, 16, mask_zero=True),
+                layers.Bidirectional(layers.LSTM(16, return_sequences=True)),
+                layers.GRU(16),
+                layers.Dense(8),
+            ]
+        )
 
     batch = {"x": tokens(12, 64), "label": classes(8)}
     return _model(build, batch, lambda logits, batch: cross_entropy(logits, batch["label"]))

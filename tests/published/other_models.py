@@ -1,4 +1,5 @@
-"""Graph networks, probabilistic programs, reinforcement learning, equivariant networks, ranking and optimal transport."""
+"""Graph networks, probabilistic programs, reinforcement learning, equivariant networks, ranking and optimal
+transport."""
 
 from typing import Any
 
@@ -15,7 +16,10 @@ def _graphs() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     ends = rng.integers(0, NODES, (2, BATCH, EDGES)).astype(np.int32)
     return {
-        "nodes": normal(NODES, 8), "edges": normal(EDGES, 4, seed=3), "senders": ends[0], "receivers": ends[1],
+        "nodes": normal(NODES, 8),
+        "edges": normal(EDGES, 4, seed=3),
+        "senders": ends[0],
+        "receivers": ends[1],
         "label": classes(8),
     }
 
@@ -27,8 +31,13 @@ def _graph_task(network: Any) -> Published:
 
     def one(batch: Any) -> Any:
         graph = jraph.GraphsTuple(
-            nodes=batch["nodes"], edges=batch["edges"], senders=batch["senders"], receivers=batch["receivers"],
-            globals=jnp.zeros((1, 8)), n_node=jnp.array([NODES]), n_edge=jnp.array([EDGES]),
+            nodes=batch["nodes"],
+            edges=batch["edges"],
+            senders=batch["senders"],
+            receivers=batch["receivers"],
+            globals=jnp.zeros((1, 8)),
+            n_node=jnp.array([NODES]),
+            n_edge=jnp.array([EDGES]),
         )
         return hk.Linear(8)(network(hk, jraph, graph).nodes.mean(0))
 
@@ -76,7 +85,8 @@ def jraph_attention() -> Published:
     def network(hk: Any, jraph: Any, graph: Any) -> Any:
         for _ in range(2):
             graph = jraph.GAT(
-                lambda n: hk.Linear(16)(n), lambda q, k, e: jax.nn.leaky_relu(hk.Linear(1)(jnp.concatenate([q, k], -1))),
+                lambda n: hk.Linear(16)(n),
+                lambda q, k, e: jax.nn.leaky_relu(hk.Linear(1)(jnp.concatenate([q, k], -1))),
                 lambda n: jax.nn.relu(n),
             )(graph)
         return graph
@@ -161,12 +171,15 @@ def rlax_actor_critic() -> Published:
         return actor + 0.5 * (out.errors**2).mean() + 0.01 * rlax.entropy_loss(logits[:-1], weights)
 
     batch = {
-        "observation": normal(10, 8), "action": tokens(10, 6), "reward": normal(10, seed=6),
+        "observation": normal(10, 8),
+        "action": tokens(10, 6),
+        "reward": normal(10, seed=6),
         "log_probability": -1.5 + 0.1 * normal(10, seed=7),
     }
     return make(
         lambda params, batch: jax.vmap(one, (None, 0))(params, batch).mean(),
-        lambda: net.init(jax.random.key(0), batch["observation"][0]), batch,
+        lambda: net.init(jax.random.key(0), batch["observation"][0]),
+        batch,
     )
 
 
@@ -238,20 +251,27 @@ def ott_sinkhorn() -> Published:
     def loss(params: Any, batch: Any) -> Any:
         return jax.vmap(one, (None, 0, 0))(params, batch["noise"], batch["target"]).mean()
 
-    return make(loss, lambda: model.init(jax.random.key(0), batch["noise"][0]), batch, independent_microbatches=True)
+    return make(loss, lambda: model.init(jax.random.key(0), batch["noise"][0]), batch)
 
 
 @published("penzai")
 def penzai_llama() -> Published:
     """Named arrays; the layers one after the other."""
     from penzai import pz
-    from penzai.models.transformer.variants.llamalike_common import LlamalikeTransformerConfig, build_llamalike_transformer
+    from penzai.models.transformer.variants import llamalike_common as llama
 
-    config = LlamalikeTransformerConfig(
-        num_kv_heads=2, query_head_multiplier=2, embedding_dim=32, projection_dim=8, mlp_hidden_dim=64,
-        num_decoder_blocks=3, vocab_size=64, mlp_variant="swiglu", tie_embedder_and_logits=False,
+    config = llama.LlamalikeTransformerConfig(
+        num_kv_heads=2,
+        query_head_multiplier=2,
+        embedding_dim=32,
+        projection_dim=8,
+        mlp_hidden_dim=64,
+        num_decoder_blocks=3,
+        vocab_size=64,
+        mlp_variant="swiglu",
+        tie_embedder_and_logits=False,
     )
-    model, values = pz.unbind_params(build_llamalike_transformer(config, jax.random.key(0)), freeze=True)
+    model, values = pz.unbind_params(llama.build_llamalike_transformer(config, jax.random.key(0)), freeze=True)
     names = [v.label for v in values]
     axes = [tuple(v.value.named_shape) for v in values]
 
@@ -260,7 +280,8 @@ def penzai_llama() -> Published:
 
     def loss(params: Any, batch: Any) -> Any:
         bound = [
-            pz.ParameterValue(value=pz.nx.wrap(params[str(n)]).tag(*a), label=n) for n, a in zip(names, axes, strict=True)
+            pz.ParameterValue(value=pz.nx.wrap(params[str(n)]).tag(*a), label=n)
+            for n, a in zip(names, axes, strict=True)
         ]
         ids = pz.nx.wrap(batch[:, :-1]).tag("batch", "seq")
         positions = pz.nx.wrap(jnp.arange(ids.named_shape["seq"])).tag("seq")

@@ -25,7 +25,12 @@ DEVICES, STEPS = 8, 2
 def planned(published: Published) -> Plan:
     """The best plan of one stage."""
     return planner.plan(
-        published.task, cluster=slow_cluster(DEVICES), global_batch=BATCH, microbatch=MICROBATCH, stages=1, baselines=False
+        published.task,
+        cluster=slow_cluster(DEVICES),
+        global_batch=BATCH,
+        microbatch=MICROBATCH,
+        stages=1,
+        baselines=False,
     )
 
 

@@ -35,7 +35,12 @@ def _masked_language_model(model: Any, *more_keys: str) -> Published:
     def loss(params: Any, batch: Any, rng: Any) -> Any:
         keys = {name: jax.random.fold_in(rng, i) for i, name in enumerate(more_keys)}
         logits = model(
-            batch["input_ids"], attention_mask=batch["attention_mask"], params=params, train=True, dropout_rng=rng, **keys
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            params=params,
+            train=True,
+            dropout_rng=rng,
+            **keys,
         ).logits
         each = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
         return (each * batch["masked"]).sum(), batch["masked"].sum()
@@ -71,8 +76,13 @@ def hf_gpt_neo() -> Published:
     from transformers import FlaxGPTNeoForCausalLM, GPTNeoConfig
 
     config = GPTNeoConfig(
-        hidden_size=32, num_layers=2, num_heads=4, vocab_size=VOCABULARY, max_position_embeddings=32,
-        attention_types=[[["global", "local"], 1]], window_size=8,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
     )
     return _language_model(FlaxGPTNeoForCausalLM(config, _do_init=False))
 
@@ -90,8 +100,13 @@ def hf_llama() -> Published:
     from transformers import FlaxLlamaForCausalLM, LlamaConfig
 
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCABULARY, max_position_embeddings=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
     )
     return _language_model(FlaxLlamaForCausalLM(config, _do_init=False))
 
@@ -101,8 +116,14 @@ def hf_mistral() -> Published:
     from transformers import FlaxMistralForCausalLM, MistralConfig
 
     config = MistralConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=VOCABULARY, max_position_embeddings=32, sliding_window=8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        sliding_window=8,
     )
     return _language_model(FlaxMistralForCausalLM(config, _do_init=False))
 
@@ -112,8 +133,13 @@ def hf_opt() -> Published:
     from transformers import FlaxOPTForCausalLM, OPTConfig
 
     config = OPTConfig(
-        hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY,
-        max_position_embeddings=32, word_embed_proj_dim=32,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        word_embed_proj_dim=32,
     )
     return _language_model(FlaxOPTForCausalLM(config, _do_init=False), deterministic=False)
 
@@ -131,7 +157,11 @@ def hf_bert() -> Published:
     from transformers import BertConfig, FlaxBertForMaskedLM
 
     config = BertConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=VOCABULARY,
         max_position_embeddings=32,
     )
     return _masked_language_model(FlaxBertForMaskedLM(config, _do_init=False))
@@ -142,7 +172,11 @@ def hf_roberta() -> Published:
     from transformers import FlaxRobertaForMaskedLM, RobertaConfig
 
     config = RobertaConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=VOCABULARY,
         max_position_embeddings=32,
     )
     return _masked_language_model(FlaxRobertaForMaskedLM(config, _do_init=False))
@@ -153,8 +187,14 @@ def hf_big_bird() -> Published:
     from transformers import BigBirdConfig, FlaxBigBirdForMaskedLM
 
     config = BigBirdConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=VOCABULARY,
-        max_position_embeddings=64, block_size=2, num_random_blocks=1,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+        block_size=2,
+        num_random_blocks=1,
     )
     return _masked_language_model(FlaxBigBirdForMaskedLM(config, _do_init=False), "indices_rng")
 
@@ -164,9 +204,20 @@ def hf_bart() -> Published:
     from transformers import BartConfig, FlaxBartForConditionalGeneration
 
     config = BartConfig(
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=VOCABULARY, max_position_embeddings=32, pad_token_id=0,
-        bos_token_id=1, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=None,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
     )
     model = FlaxBartForConditionalGeneration(config, _do_init=False)
     return _seq2seq(model, input_ids=tokens(LENGTH, VOCABULARY))
@@ -177,9 +228,21 @@ def hf_whisper() -> Published:
     from transformers import FlaxWhisperForConditionalGeneration, WhisperConfig
 
     config = WhisperConfig(
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=VOCABULARY, num_mel_bins=8, max_source_positions=16,
-        max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=1, decoder_start_token_id=1,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        vocab_size=VOCABULARY,
+        num_mel_bins=8,
+        max_source_positions=16,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+        decoder_start_token_id=1,
     )
     model = FlaxWhisperForConditionalGeneration(config, _do_init=False)
     return _seq2seq(model, input_features=normal(8, 32))
@@ -190,7 +253,12 @@ def hf_vit() -> Published:
     from transformers import FlaxViTForImageClassification, ViTConfig
 
     config = ViTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
         num_labels=8,
     )
     model = FlaxViTForImageClassification(config, _do_init=False)
@@ -217,8 +285,11 @@ def hf_resnet() -> Published:
         return cross_entropy(out.logits, batch["label"]), new["batch_stats"]
 
     return make(
-        loss, lambda: variables()["params"], {"image": normal(3, 16, 16), "label": classes(8)},
-        state=lambda: variables()["batch_stats"], independent_microbatches=True,
+        loss,
+        lambda: variables()["params"],
+        {"image": normal(3, 16, 16), "label": classes(8)},
+        state=lambda: variables()["batch_stats"],
+        independent_microbatches=True,
     )
 
 
@@ -228,11 +299,21 @@ def hf_clip() -> Published:
     from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig, FlaxCLIPModel
 
     text = CLIPTextConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=VOCABULARY,
-        max_position_embeddings=16, projection_dim=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=16,
+        projection_dim=16,
     )
     vision = CLIPVisionConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=8,
         projection_dim=16,
     )
     config = CLIPConfig.from_text_vision_configs(text, vision, projection_dim=16)
@@ -253,9 +334,19 @@ def hf_wav2vec2() -> Published:
     from transformers import FlaxWav2Vec2ForCTC, Wav2Vec2Config
 
     config = Wav2Vec2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=VOCABULARY,
-        conv_dim=(16, 16), conv_kernel=(4, 3), conv_stride=(2, 2), num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2, feat_extract_norm="layer", do_stable_layer_norm=True, layerdrop=0.0,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=VOCABULARY,
+        conv_dim=(16, 16),
+        conv_kernel=(4, 3),
+        conv_stride=(2, 2),
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        feat_extract_norm="layer",
+        do_stable_layer_norm=True,
+        layerdrop=0.0,
     )
     model = FlaxWav2Vec2ForCTC(config, _do_init=False)
 

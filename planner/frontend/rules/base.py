@@ -155,7 +155,9 @@ def run_on_shards(eqn: Equation, rule: Rule, place: Placement, args: Sequence[An
     """
     axes = place.split_axes()
     typed = [
-        jnp.asarray(arg, operand.aval.dtype) if isinstance(operand, Constant) and not jc.is_key(operand.aval.dtype) else arg
+        jnp.asarray(arg, operand.aval.dtype)
+        if isinstance(operand, Constant) and not jc.is_key(operand.aval.dtype)
+        else arg
         for operand, arg in zip(eqn.inputs, args, strict=True)
     ]
     marked = [jc.to_varying(arg, axes) for arg in typed]

@@ -149,7 +149,9 @@ class CustomJvp(Custom):
 
         @function.defjvp
         def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-            rates = [jc.to_varying(t, place.split_axes()) for t, z in zip(tangents[consts:], zeros, strict=True) if not z]
+            rates = [
+                jc.to_varying(t, place.split_axes()) for t, z in zip(tangents[consts:], zeros, strict=True) if not z
+            ]
             outs = tangent(*primals[consts:], *rates)
             results, moved = outs[: len(out_zeros)], iter(outs[len(out_zeros) :])
             return results, [jc.zero_tangent(r) if z else next(moved) for r, z in zip(results, out_zeros, strict=True)]
@@ -192,7 +194,9 @@ class CustomVjp(Custom):
         """What the backward function gives each argument: a cotangent or a symbolic zero."""
         return jc.custom_vjp_backward(eqn.params)(*residuals, *cotangents)
 
-    def _backward(self, eqn: Equation, moving: Sequence[bool], residual: Sequence[Operand]) -> tuple[Any, tuple[int, ...]]:
+    def _backward(
+        self, eqn: Equation, moving: Sequence[bool], residual: Sequence[Operand]
+    ) -> tuple[Any, tuple[int, ...]]:
         """The user's backward as a jaxpr of residuals and cotangents, and the operands that it gives a cotangent."""
         floats = [is_inexact(v) for v in eqn.outputs]
         kept: list[int] = []
@@ -286,7 +290,6 @@ def _no_cotangent(shape: tuple[int, ...]) -> Any:
     return np.zeros(shape, jax.dtypes.float0)
 
 
-
 @register(*COMPOSITES)
 class Composite(CustomVjp):
     """A primitive that a package defines as a function of others, with a derivative that JAX finds by its rules.
@@ -310,7 +313,9 @@ class Composite(CustomVjp):
 
         def function(*given: Any) -> list[Any]:
             some = iter(given)
-            return jc.bind(eqn.primitive, [next(some) if m else a for a, m in zip(args, moving, strict=True)], eqn.params)
+            return jc.bind(
+                eqn.primitive, [next(some) if m else a for a, m in zip(args, moving, strict=True)], eqn.params
+            )
 
         return function
 

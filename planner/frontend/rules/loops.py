@@ -58,7 +58,10 @@ class Scan(Region):
         for i in range(carry):
             join_dims(classes, inputs[consts + i], outputs[i])
         inner = Inner(
-            {"body": body}, classes, flops=total_flops(body) * length, backward_flops=total_backward_flops(body) * length
+            {"body": body},
+            classes,
+            flops=total_flops(body) * length,
+            backward_flops=total_backward_flops(body) * length,
         )
         for i, value in enumerate(inputs):
             dims: list[object] = [(value.name, d) for d in range(len(value.shape))]
@@ -113,8 +116,12 @@ class Scan(Region):
             return outs[:carry], outs[carry:]
 
         final, stacked = lax.scan(
-            step, start, list(args[consts + carry :]),
-            length=eqn.params["length"], reverse=eqn.params["reverse"], unroll=eqn.params["unroll"],
+            step,
+            start,
+            list(args[consts + carry :]),
+            length=eqn.params["length"],
+            reverse=eqn.params["reverse"],
+            unroll=eqn.params["unroll"],
         )
         return [*final, *stacked]
 
@@ -149,7 +156,9 @@ class While(Region):
             join_dims(classes, body.program.inputs[nb + i], condition.program.inputs[nc + i])
             join_dims(classes, condition.program.outputs[0], body.program.inputs[nb + i])
         inner = Inner(
-            {"cond": condition, "body": body}, classes, flops=total_flops(condition) + total_flops(body),
+            {"cond": condition, "body": body},
+            classes,
+            flops=total_flops(condition) + total_flops(body),
             backward_flops=total_backward_flops(body),
         )
         inner.operand_dims = dims_of_values([*condition.program.inputs[:nc], *body.program.inputs])
@@ -222,7 +231,9 @@ class Branches(Region):
         for i in range(len(eqn.outputs)):
             join_results(classes, eqn, i, *(j.program.outputs[i] for j in programs.values()))
         inner = Inner(
-            programs, classes, flops=max(map(total_flops, programs.values())),
+            programs,
+            classes,
+            flops=max(map(total_flops, programs.values())),
             backward_flops=max(map(total_backward_flops, programs.values())),
         )
         inner.operand_dims = [[], *dims_of_values(first.program.inputs)]

@@ -22,7 +22,7 @@ from planner.frontend import ops as op_facts
 from planner.frontend.canonical import describe_param, program_text
 from planner.frontend.flat import REGIONS, Equation, Operand, Program, Use, Value, flatten
 from planner.frontend.gradients import annotated, depends, depends_in_loop
-from planner.frontend.joint import Classes, Joined, Obstacle, Spread, class_size, join_ops, make_ops, spread
+from planner.frontend.joint import Classes, Joined, Obstacle, Spread, class_size, join_ops, make_ops
 from planner.frontend.rules.base import Factorisation, Placement, Rule, rule_for
 from planner.frontend.rules.factors import adds_up, is_inexact
 from planner.lowering.spmd import LocalProgram
@@ -86,7 +86,12 @@ def once(eqn: Equation, key: str, make: Callable[[], Any]) -> Any:
 
 
 def load(
-    eqn: Equation, closed: Any, prefix: str, classes: Classes, moving: Sequence[bool], loop: Loop | None = None,
+    eqn: Equation,
+    closed: Any,
+    prefix: str,
+    classes: Classes,
+    moving: Sequence[bool],
+    loop: Loop | None = None,
     derivative: bool = False,
 ) -> Joined:
     """A program inside an equation, flat, with its ops, its dims joined in `classes`.
@@ -110,7 +115,9 @@ def load(
         flat[prefix] = annotated(program, moved_in(program), transposed=derivative)
     program = flat[prefix]
     moved = moved_in(program)
-    ops = make_ops(program, lambda e: op_facts.op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved))
+    ops = make_ops(
+        program, lambda e: op_facts.op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved)
+    )
     return join_ops(program, ops, classes)
 
 
@@ -279,12 +286,13 @@ class Region(Rule):
         facts, inner = self.factorise(eqn), self.inner(eqn)
         found: dict[int, Place] = {}
         for side, tensors, items in (
-            ("in", facts.in_dims, inner.operand_dims), ("out", facts.out_dims, inner.result_dims)
+            ("in", facts.in_dims, inner.operand_dims),
+            ("out", facts.out_dims, inner.result_dims),
         ):
             for position, dims in enumerate(tensors):
                 for dim, parts in enumerate(dims):
                     if items[position][dim] is not None:
-                        found.update({f: (side, position, dim) for f in parts})
+                        found.update(dict.fromkeys(parts, (side, position, dim)))
         return found
 
     def splitting_together(self, eqn: Equation, places: tuple[Place, ...]) -> Equation | None:
@@ -345,7 +353,7 @@ class Region(Rule):
                         parts.append((len(factors) - 1,))
                     else:
                         at = index[inner.classes.find(item)]
-                        sizes_of[at] = n if at not in sizes_of else sizes_of[at]
+                        sizes_of.setdefault(at, n)
                         parts.append((at,))
                 out.append(tuple(parts))
             return tuple(out)
@@ -409,7 +417,8 @@ class Region(Rule):
         for i, o in enumerate(joined.program.outputs):
             have = spec_of(o)
             want = tuple(
-                s.outputs[i] if isinstance(s, Spread) and s.outputs is not None else h for s, h in zip(per_axis, have, strict=True)
+                s.outputs[i] if isinstance(s, Spread) and s.outputs is not None else h
+                for s, h in zip(per_axis, have, strict=True)
             )
             first = [h != w and w == PARTIAL for h, w in zip(have, want, strict=True)]
             targets.append(tuple(h if f else w for h, w, f in zip(have, want, first, strict=True)))
@@ -438,4 +447,6 @@ def _summed(eqn: Equation, solution: Solution | Obstacle) -> Solution | Obstacle
     zeroed = frozenset(i for i, state in enumerate(solution.results) if state == VARYING)
     if not all(adds_up(eqn.outputs[i]) for i in zeroed):
         return Obstacle(eqn, "some results are pending sums and others cannot be")
-    return replace(solution, results=[PARTIAL if i in zeroed else s for i, s in enumerate(solution.results)], zeroed=zeroed)
+    return replace(
+        solution, results=[PARTIAL if i in zeroed else s for i, s in enumerate(solution.results)], zeroed=zeroed
+    )

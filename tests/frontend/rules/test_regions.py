@@ -227,9 +227,7 @@ def scaled_backward(x, w):
     return x @ w
 
 
-scaled_backward.defvjp(
-    lambda x, w: (x @ w, (x, w)), lambda kept, ct: (3.0 * ct @ kept[1].T, 5.0 * kept[0].T @ ct)
-)
+scaled_backward.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, ct: (3.0 * ct @ kept[1].T, 5.0 * kept[0].T @ ct))
 
 
 def test_custom_vjp_keeps_a_scaled_backward():
@@ -245,7 +243,9 @@ def test_custom_vjp_with_captured_arrays_and_arguments_as_residuals():
     def f(x, w):
         return (x * table) @ w
 
-    f.defvjp(lambda x, w: ((x * table) @ w, (w, x)), lambda kept, ct: (ct @ kept[0].T * table, (kept[1] * table).T @ ct))
+    f.defvjp(
+        lambda x, w: ((x * table) @ w, (w, x)), lambda kept, ct: (ct @ kept[0].T * table, (kept[1] * table).T @ ct)
+    )
     check_rule(f, X, W)
     program = flatten(jax.make_jaxpr(f)(X, W), ["x", "w"])
     assert program.equations[0].params["num_consts"] == 1

@@ -23,7 +23,9 @@ def one_op(fn: Any, *args: Any) -> Any:
 
 def test_a_primitive_without_a_rule_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(REGISTRY, "atan2", raising=False)
-    assert check_rule(jnp.arctan2, OPERAND, OPERAND + 1) == 1 + 1 + 1  # replicated on every axis, on each of three meshes
+    assert (
+        check_rule(jnp.arctan2, OPERAND, OPERAND + 1) == 1 + 1 + 1
+    )  # replicated on every axis, on each of three meshes
     op = one_op(lambda a, b: jnp.arctan2(a, b), OPERAND, OPERAND)
     assert not op.known and op.work == "opaque" and not op.fuses
     assert op.flops == OPERAND.size  # assumed, never free
