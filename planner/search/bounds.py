@@ -74,8 +74,8 @@ def describe_space(request: "Request") -> tuple[str, ...]:
         else f"{len(request.sizes)} divisors of {request.global_batch}"
     )
     return (
-        "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each replicated "
-        "or split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
+        "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each "
+        "replicated or split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
         f"searched: microbatch sizes among {sizes}, from where activations take a third of memory while moving helps",
         "searched: contiguous stages on devices of one group, or on one group each of two; schedule "
         + ("1f1b" if request.schedule == "auto" else request.schedule),
