@@ -19,7 +19,7 @@ from typing import Any
 GIB = 1 << 30
 CLUSTERS = Path(__file__).parents[1] / "examples" / "clusters"
 CASES: dict[str, dict[str, Any]] = {
-    "llama3-70b": {"cluster": "h100x64.toml", "global_batch": 512, "seq": 8192, "limit_s": 20.0},
+    "llama3-70b": {"cluster": "h100x64.toml", "global_batch": 512, "seq": 4096, "limit_s": 20.0},
     "gpt3-175b": {"cluster": "a100x128_h100x64.toml", "global_batch": 1536, "seq": 2048, "limit_s": None},
 }
 MOST_BYTES = 4 * GIB

@@ -7,6 +7,9 @@ set -eu
 cd "$(dirname "$0")/.."
 mkdir -p .demo
 
+# Large memory pages: without them every step pays for mapping its buffers again, which no measurement of single ops sees.
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
+
 MODEL='gpt2(dtype=float32,seq=128)' # bfloat16 is no faster on a CPU, and in float32 the comparison is close
 CLUSTER=examples/clusters/cpu8.toml
 
