@@ -31,7 +31,7 @@ types: $(VENV)/installed-for-tests
 	$(BIN)/basedpyright
 
 unit: $(VENV)/installed-for-tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 golden: $(VENV)/installed-for-tests
 	MESHPLAN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/planfile tests/report tests/cli

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from costmodel.errors import InputError
 from costmodel.estimator import Pricing, Traffic
 from costmodel.graph import BlockClass, ModelGraph, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides, operand_spec, result_spec, split_factor
@@ -193,6 +194,12 @@ class ModelSpace:
         for node, places in readers.items():
             key, name = places[0]
             tensor = self.graph.classes[key].tensors[name]
+            if len({self.graph.classes[k].tensors[n].shape for k, n in places}) > 1:
+                raise InputError(
+                    "MP117",
+                    f"parameter {next(iter(names[node]))} is read layer by layer and also whole: not planned yet",
+                    "read the stack in one way: put a penalty on it into the layers' own loop, or into the optimizer",
+                )
             facts = self.graph.params[next(iter(names[node]))]
             small = facts.elements < SMALL * sum(p.elements for p in self.graph.params.values())
             options = (whole_storage(len(self.mesh)),) if small else storages(tensor.shape, self.mesh, facts.trained)

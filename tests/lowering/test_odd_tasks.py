@@ -125,12 +125,13 @@ def test_reductions(layout: PinnedLayout, reduction: str) -> None:
 
 @both
 def test_a_penalty_on_stacked_parameters(layout: PinnedLayout) -> None:
-    """Layers read slices of a leaf and the loss reads it whole."""
+    """Layers read slices of a leaf and the loss reads it whole: refused by name, until such leaves can be planned."""
 
     def loss(params: Any, batch: Any) -> Any:
         return mean(params, batch) + 0.1 * jnp.sum(params["layers"]["w"] ** 2)
 
-    check(task(loss), layout)
+    with pytest.raises(InputError, match="layers/w is read layer by layer and also whole"):
+        check(task(loss), layout)
 
 
 @both
