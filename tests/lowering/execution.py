@@ -125,7 +125,6 @@ def assert_equals_one_device(task: TrainingTask, plan: Plan, *, steps: int = 2, 
     state = init_state(task) if task.state is not None else None
     extra = {"rng": jax.random.key(3)} if task.rng else {}
     one, many = reference(task, plan), compile_plan(plan, task)
-    many.verify(compiled=False)  # collectives and kept bytes are the planned ones
     a, b = one.init(params, state), many.init(params, state)
     for _ in range(steps):
         a, expected = one.step(a, batch, **extra)
