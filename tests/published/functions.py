@@ -27,12 +27,16 @@ class Published:
         init: makes the parameters.
         batch: a pytree of numpy arrays with `BATCH` examples.
         state: makes the carried state, for tasks that have one.
+        steps: how many are compared; rtol: how closely. Statistics over a handful of numbers (a deep net's last layers,
+            one pixel each) amplify rounding from step to step.
     """
 
     task: TrainingTask
     init: Callable[[], Any]
     batch: Any
     state: Callable[[], Any] | None = None
+    steps: int = 2
+    rtol: float = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)

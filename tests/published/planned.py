@@ -19,7 +19,7 @@ from planner.planfile.specs import strategy_from_names
 from tests.lowering.execution import slow_cluster
 from tests.published.functions import BATCH, MICROBATCH, Published
 
-DEVICES, STEPS = 8, 2
+DEVICES = 8
 
 
 def planned(published: Published) -> Plan:
@@ -80,7 +80,7 @@ def run(published: Published, steps: Any) -> Outcome:
     state = steps.init(params, published.state()) if published.state else steps.init(params)
     extra = {"rng": jax.random.key(3)} if published.task.rng else {}
     losses = []
-    for _ in range(STEPS):
+    for _ in range(published.steps):
         state, metrics = steps.step(state, published.batch, **extra)
         losses.append(float(metrics["loss"]))
     return Outcome(losses, jax.device_get(steps.params(state)))
