@@ -82,7 +82,7 @@ def make_class(
         digest.update(
             f"{name} {[text(o) for o in equation.inputs]} {rule_for(kind).describe(equation)} "
             f"{[v.aval.str_short() + str(needs_grad(v)) for v in equation.outputs]} "
-            f"{[scopes[s.index] for s in equation.scopes]};".encode()
+            f"{[(scopes[s.index], describe_param(s.policy)) for s in equation.scopes]};".encode()
         )
         body.append(replace(equation, name=name, inputs=args, outputs=tuple(renamed[v] for v in equation.outputs)))
     digest.update(f"out {[text(o) for o in outputs]}".encode())

@@ -1,12 +1,13 @@
 """From an equation and its rule to the `Op` that the planner prices."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from costmodel.graph import Factor, Op
-from planner.frontend.flat import Equation, Operand, Value, scalar_of
+from planner.frontend.flat import REGIONS, Equation, Operand, Value, scalar_of
 from planner.frontend.rules.base import Factorisation, Rule, rule_for, run_on_shards
 
 __all__ = ["op_from_equation", "op_key", "rule_for", "run_on_shards"]
@@ -104,6 +105,12 @@ def _short_dtype(dtype: Any) -> str:
 
 
 def op_key(eqn: Equation) -> str:
-    """Key into a profile's op table: ``dot_general f32[8,16] f32[16,4] -> f32[8,4]``."""
+    """Key into a profile's op table: ``dot_general f32[8,16] f32[16,4] -> f32[8,4]``.
+
+    Loops, branches and functions with custom derivatives have a digest of what is inside: ``scan#1f0c22ab f32[8] ...``.
+    """
     operands = " ".join(_short(operand.aval) for operand in eqn.inputs)
-    return f"{eqn.primitive.name} {operands} -> {' '.join(_short(value.aval) for value in eqn.outputs)}"
+    kind = eqn.primitive.name
+    if kind in REGIONS:
+        kind += f"#{hashlib.sha256(rule_for(kind).describe(eqn).encode()).hexdigest()[:8]}"
+    return f"{kind} {operands} -> {' '.join(_short(value.aval) for value in eqn.outputs)}"
