@@ -17,12 +17,8 @@ from jax import lax
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Value
-from planner.lowering.stage import HeldParameter, Placed, StageProgram, _cast
-
-
-def crossing(spec: Spec) -> Spec:
-    """The spec in which a value crosses stages: splits stay, the rest is replicated."""
-    return tuple(code if code >= 0 else REPLICATED for code in spec)
+from planner.lowering.stage import HeldParameter, Placed, StageProgram, cast_on
+from planner.space.borders import arriving, crossing
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,12 @@ class MicrobatchProgram:
     @cached_property
     def receives(self) -> dict[str, Spec]:
         """Incoming values (batch, keys, state, activations) with the spec in which they arrive."""
-        return {name: crossing(spec) for name, spec in self.stage.incoming.items() if not self._constant(name)}
+        sizes, found = self.stage.placement.sizes, {}
+        for name, spec in self.stage.incoming.items():
+            if not self._constant(name):
+                tensor = self.tensor(name)
+                found[name] = arriving(spec, tensor, tensor.shape, sizes)
+        return found
 
     def _constant(self, name: str) -> bool:
         return any(v.name == name for v in self.stage.capture.program.constants)
@@ -77,7 +78,7 @@ class MicrobatchProgram:
             x = values[name]
             if inside != spec:
                 t = self.tensor(name)
-                x = _cast(x, t.shape, t.itemsize, spec, inside, placement)
+                x = cast_on(x, t.shape, t.itemsize, spec, inside, placement)
             env[name] = (x, inside)
         self.stage.run(env)
         sent: dict[str, Placed] = {}
@@ -85,16 +86,16 @@ class MicrobatchProgram:
             x, spec = env[name]
             if name not in self.sends:
                 x = lax.stop_gradient(x)
-            target = placement.whole if name in self.results else crossing(spec)
             t = self.tensor(name)
-            sent[name] = (_cast(x, t.shape, t.itemsize, spec, target, placement), target)
+            target = placement.whole if name in self.results else crossing(spec, t.shape, placement.sizes)
+            sent[name] = (cast_on(x, t.shape, t.itemsize, spec, target, placement), target)
         return sent, {name: self._settled(name, *env[name]) for name in self.losses}
 
     def _settled(self, name: str, x: Any, spec: Spec) -> Placed:
         """A loss part as a whole number or a pending sum on each axis: what its cotangent's seed can be given for."""
         target = tuple(REPLICATED if code == VARYING else code for code in spec)
         t = self.tensor(name)
-        return _cast(x, t.shape, t.itemsize, spec, target, self.stage.placement), target
+        return cast_on(x, t.shape, t.itemsize, spec, target, self.stage.placement), target
 
     def vjp(self, params: Mapping[str, Any], values: Mapping[str, Any]) -> "Linearised":
         """Forward, keeping what backward needs."""
@@ -124,7 +125,7 @@ class MicrobatchProgram:
         out = {}
         for name, total in totals.items():
             p = self.held[name]
-            g = _cast(grads[name], p.shape, p.dtype.itemsize, p.cotangent, p.accumulated, self.stage.placement)
+            g = cast_on(grads[name], p.shape, p.dtype.itemsize, p.cotangent, p.accumulated, self.stage.placement)
             out[name] = total + g.astype(total.dtype)
         return out
 
@@ -141,7 +142,7 @@ class MicrobatchProgram:
     def reduce(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """The one gradient reduction of a step: accumulators into the spec of the update."""
         return {
-            n: _cast(
+            n: cast_on(
                 x,
                 self.held[n].shape,
                 self.held[n].dtype.itemsize,
@@ -204,4 +205,4 @@ def summand(micro: MicrobatchProgram, step: Linearised, name: str) -> Any:
     return jc.to_varying(x, micro.stage.placement.axis_names)
 
 
-__all__ = ["PARTIAL", "Linearised", "MicrobatchProgram", "Value", "cotangents", "crossing", "summand"]
+__all__ = ["PARTIAL", "Linearised", "MicrobatchProgram", "Value", "cotangents", "summand"]

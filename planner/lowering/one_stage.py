@@ -92,7 +92,7 @@ class OneStageTrainer:
     def _init_local(self, params: dict[str, Any]) -> dict[str, Any]:
         values = {k: params[p.name] for k, p in self.updater.parts.items()}
         for piece in self.updater.init_program.pieces:
-            values.update(self.updater.local_piece(piece, self.placement, values, self.updater.init_names, "param/"))
+            values.update(self.updater.local_piece(piece, values))
         return self.updater.collect_state(values)
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
@@ -213,7 +213,7 @@ class OneStageTrainer:
         values = {f"param/{k}": params[p.name] for k, p in updater.parts.items()}
         values |= {f"grad/{k}": grads[p.name] for k, p in updater.parts.items()} | optimizer
         for piece in updater.update_program.pieces:
-            values.update(updater.local_piece(piece, self.placement, values, updater.new_names, ""))
+            values.update(updater.local_piece(piece, values))
         new = updater.collect_update(values)
         return {**params, **{p.name: new[f"param/{k}"] for k, p in updater.parts.items()}}, {
             n: new[n] for n in updater.state_owner

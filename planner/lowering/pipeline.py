@@ -23,7 +23,6 @@ from planner.frontend.flat import Value
 from planner.lowering.feed import Feed
 from planner.lowering.group_programs import GroupPrograms
 from planner.lowering.pipeline_step import PipelineStep
-from planner.lowering.placement import GroupPlacement
 from planner.lowering.staged import CROSSING, Piece
 from planner.lowering.state import TrainState
 from planner.lowering.update import Updater
@@ -48,7 +47,7 @@ class PipelineTrainer:
     updater: Updater
     feed: Feed
     check: bool = True
-    _jitted: dict[Any, Any] = field(default_factory=dict)
+    _jitted: dict[int, Any] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
 
     @cached_property
@@ -108,7 +107,7 @@ class PipelineTrainer:
             k: placed[self.index[part.stage, 0]][part.name] for k, part in self.updater.parts.items()
         }
         for piece in self.updater.init_program.pieces:
-            values.update(self.run_piece("init", piece, values, self.updater.init_names, "param/"))
+            values.update(self.run_piece(piece, values))
         optimizer = self.updater.collect_state(values)
         return TrainState(tuple(placed), optimizer, carried, {n: x for n, x in named.items() if n not in used})
 
@@ -196,38 +195,33 @@ class PipelineTrainer:
             ((rows[i].stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order
         ]
 
-    def run_piece(
-        self, kind: str, piece: Piece, values: Mapping[str, Any], rename: Mapping[str, str], prefix: str
-    ) -> dict[str, Any]:
+    def run_piece(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs a piece of the optimizer where it lives; results by value name."""
         if piece.stage == CROSSING:
-            return self._run_crossing(kind, piece, values)
-        run, in_specs = self._piece(kind, piece, rename, prefix)
+            return self._run_crossing(piece, values)
+        run, in_specs = self._piece(piece)
         mesh = self.programs[piece.stage, 0].placement.mesh
         return run({n: jax.device_put(values[n], NamedSharding(mesh, s)) for n, s in in_specs.items()})
 
-    def _piece(
-        self, kind: str, piece: Piece, rename: Mapping[str, str], prefix: str
-    ) -> tuple[Any, dict[str, PartitionSpec]]:
+    def _piece(self, piece: Piece) -> tuple[Any, dict[str, PartitionSpec]]:
         """jit of a piece of one stage, and the specs of what it takes."""
-        key = (kind, id(piece))
-        if key not in self._jitted:
-            placement: GroupPlacement = self.programs[piece.stage, 0].placement
-            in_specs, out_specs = self.updater.partitions(piece, placement, rename, prefix)
+        if id(piece) not in self._jitted:
+            in_specs, out_specs = self.updater.partitions(piece)
             mapped = jax.shard_map(
-                lambda given: self.updater.local_piece(piece, placement, given, rename, prefix),
-                mesh=placement.mesh,
+                lambda given: self.updater.local_piece(piece, given),
+                mesh=self.programs[piece.stage, 0].placement.mesh,
                 in_specs=(in_specs,),
                 out_specs=out_specs,
             )
-            self._jitted[key] = jax.jit(mapped), in_specs
-        return self._jitted[key]
+            self._jitted[id(piece)] = jax.jit(mapped), in_specs
+        return self._jitted[id(piece)]
 
     def update_traces(self, stage: int) -> list[Any]:
         """The optimizer's programs of a stage, traced for abstract arguments."""
         found = []
         for piece in self.updater.update_program.pieces:
             if piece.stage == stage:
-                run, specs = self._piece("update", piece, self.updater.new_names, "")
+                run, specs = self._piece(piece)
                 mesh = self.programs[stage, 0].placement.mesh
                 given = {
                     v.name: jax.ShapeDtypeStruct(v.shape, v.aval.dtype, sharding=NamedSharding(mesh, specs[v.name]))
@@ -236,13 +230,12 @@ class PipelineTrainer:
                 found.append(run.trace(given))
         return found
 
-    def _run_crossing(self, kind: str, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_crossing(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Joins small values of several stages on the first device."""
-        key = (kind, id(piece))
-        if key not in self._jitted:
-            self._jitted[key] = jax.jit(lambda given: _evaluate(piece, given))
+        if id(piece) not in self._jitted:
+            self._jitted[id(piece)] = jax.jit(lambda given: _evaluate(piece, given))
         home = self.programs[0, 0].placement.devices[0]
-        return self._jitted[key]({v.name: jax.device_put(values[v.name], home) for v in piece.program.inputs})
+        return self._jitted[id(piece)]({v.name: jax.device_put(values[v.name], home) for v in piece.program.inputs})
 
 
 def _evaluate(piece: Piece, given: Mapping[str, Any]) -> dict[str, Any]:

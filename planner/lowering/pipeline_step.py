@@ -137,5 +137,5 @@ class PipelineStep:
             values[f"grad/{key}"] = total
             values[f"param/{key}"] = self._params((part.stage, 0))[part.name]
         for piece in updater.update_program.pieces:
-            values.update(trainer.run_piece("update", piece, values, updater.new_names, ""))
+            values.update(trainer.run_piece(piece, values))
         return updater.collect_update(values)

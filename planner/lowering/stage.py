@@ -177,7 +177,7 @@ class StageProgram:
         start = self.held[source.value].items[0] if source.value in self.held else 0  # type: ignore[index]
         item = x[source.index - start]
         shape = self.capture.values[source.value].shape[1:]
-        return _cast(item, shape, self.capture.values[source.value].itemsize, shifted(have, -1), spec, self.placement)
+        return cast_on(item, shape, self.capture.values[source.value].itemsize, shifted(have, -1), spec, self.placement)
 
     def _lookup(self, name: str, env: dict[str, Placed]) -> Placed:
         if name not in env:
@@ -187,7 +187,7 @@ class StageProgram:
 
     def _cast(self, name: str, x: Any, have: Spec, want: Spec) -> Any:
         tensor = self.capture.values[name]
-        return _cast(x, tensor.shape, tensor.itemsize, have, want, self.placement)
+        return cast_on(x, tensor.shape, tensor.itemsize, have, want, self.placement)
 
     def _layers(self, blocks: Sequence[BlockInstance], run: Run, env: dict[str, Placed]) -> None:
         first = blocks[0]
@@ -236,10 +236,11 @@ class StageProgram:
 
     def _cast_stacked(self, name: str, x: Any, count: int, have: Spec, want: Spec) -> Any:
         tensor = self.capture.values[name]
-        return _cast(x, (count, *tensor.shape[1:]), tensor.itemsize, have, want, self.placement)
+        return cast_on(x, (count, *tensor.shape[1:]), tensor.itemsize, have, want, self.placement)
 
 
-def _cast(x: Any, shape: tuple[int, ...], itemsize: int, have: Spec, want: Spec, placement: GroupPlacement) -> Any:
+def cast_on(x: Any, shape: tuple[int, ...], itemsize: int, have: Spec, want: Spec, placement: GroupPlacement) -> Any:
+    """One device's part of a value, cast on a group's mesh."""
     if have == want:
         return x
     steps = cast(shape, itemsize, have, want, placement.sizes)

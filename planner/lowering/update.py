@@ -17,7 +17,9 @@ import optax
 from jax.sharding import PartitionSpec
 
 from costmodel.errors import InputError
-from costmodel.sharding import Spec
+from costmodel.graph import Op
+from costmodel.sharding import REPLICATED, Spec, Strategy
+from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Value
 from planner.frontend.joint import make_ops
 from planner.frontend.ops import op_from_equation, rule_for
@@ -25,9 +27,9 @@ from planner.frontend.task import TrainingTask
 from planner.lowering.placement import GroupPlacement, partition
 from planner.lowering.propagate import propagate
 from planner.lowering.spmd import LocalProgram
-from planner.lowering.stage import HeldParameter
-from planner.lowering.staged import ANYWHERE, Piece, StagedProgram, staged
-from planner.lowering.written import UPDATE
+from planner.lowering.stage import HeldParameter, cast_on
+from planner.lowering.staged import ANYWHERE, CROSSING, Piece, StagedProgram, staged
+from planner.lowering.written import GATHER, UPDATE
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ def parts_of(stages: list[dict[str, HeldParameter]]) -> dict[str, Part]:
                 key = f"{name}@{stage}" if split else name
                 found[key] = Part(key, name, stage, p)
     return found
+
+
+@dataclass(frozen=True)
+class PieceSpecs:
+    """How a piece runs on its stage's mesh: strategies of its ops, specs of what it takes and leaves."""
+
+    ops: dict[str, Op]
+    strategies: dict[str, Strategy]
+    inputs: dict[str, Spec]
+    outputs: dict[str, Spec]
 
 
 @dataclass(frozen=True)
@@ -165,46 +177,77 @@ class Updater:
             return self.parts[owner].held.optimizer
         return whole
 
-    def local_piece(
-        self, piece: Piece, placement: GroupPlacement, values: Mapping[str, Any], rename: Mapping[str, str], grads: str
-    ) -> dict[str, Any]:
-        """Runs a piece on one device's parts; results by value name.
+    @cached_property
+    def _piece_specs(self) -> dict[int, "PieceSpecs"]:
+        """By identity of the piece."""
+        found: dict[int, PieceSpecs] = {}
+        for program, rename, prefix in (
+            (self.init_program, self.init_names, "param/"),
+            (self.update_program, self.new_names, ""),
+        ):
+            between: dict[str, tuple[int, Spec]] = {}  # value that a later piece reads -> stage and spec
+            for piece in program.pieces:
+                if piece.stage != CROSSING:
+                    found[id(piece)] = self._specs_of(piece, rename, prefix, between)
+        return found
 
-        Args:
-            rename: value name -> the name that `spec_of` knows (outputs that replace an input).
-            grads: prefix that marks plain names of the init program as parameters.
-        """
-        program = piece.program
-        ops = make_ops(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: False))
+    def _specs_of(
+        self, piece: Piece, rename: Mapping[str, str], prefix: str, between: dict[str, tuple[int, Spec]]
+    ) -> "PieceSpecs":
+        placement = self.placements[piece.stage]
+        ops = make_ops(piece.program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: False))
 
-        def spec(v: Value) -> Spec:
-            return self.spec_of(rename.get(v.name, f"{grads}{v.name}"), v.shape, piece.stage)
+        def known(v: Value) -> Spec | None:
+            name = rename.get(v.name, f"{prefix}{v.name}")
+            kind, _, key = name.partition("/")
+            if name in self.state_owner or (kind in ("param", "grad") and key in self.parts):
+                return self.spec_of(name, v.shape, piece.stage)
+            return None
 
-        specs = {v.name: spec(v) for v in program.inputs}
-        strategies, _ = propagate(program, ops, specs, placement.sizes)
+        inputs = {}
+        for v in piece.program.inputs:
+            stage, spec = between.get(v.name, (ANYWHERE, placement.whole))
+            inputs[v.name] = known(v) or (spec if stage == piece.stage else placement.whole)
+        strategies, specs = propagate(piece.program, ops, inputs, placement.sizes)
+        outputs = {}
+        for v in piece.program.outputs:
+            if isinstance(v, Value):
+                # What only a later piece of the stage reads stays split as it comes.
+                split = tuple(c if c >= 0 else REPLICATED for c in specs.get(v.name, placement.whole))
+                outputs[v.name] = known(v) or split
+                between[v.name] = (piece.stage, outputs[v.name])
+        return PieceSpecs(ops, strategies, inputs, outputs)
+
+    def local_piece(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs a piece on one device's parts; results by value name."""
+        program, placement, specs = piece.program, self.placements[piece.stage], self._piece_specs[id(piece)]
         local = LocalProgram(
-            program=program, ops=ops, strategies=strategies, mesh=placement.sizes, axis_names=placement.axis_names
+            program=program,
+            ops=specs.ops,
+            strategies=specs.strategies,
+            mesh=placement.sizes,
+            axis_names=placement.axis_names,
         )
-        targets = [spec(v) if isinstance(v, Value) else placement.whole for v in program.outputs]
         with jax.named_scope(UPDATE):
-            outs, _ = local([values[v.name] for v in program.inputs], [specs[v.name] for v in program.inputs], targets)
-        return {v.name: x for v, x in zip(program.outputs, outs, strict=True) if isinstance(v, Value)}
+            given = [values[v.name] for v in program.inputs]
+            outs, have = local(given, [specs.inputs[v.name] for v in program.inputs])
+        found = {}
+        for v, x, spec in zip(program.outputs, outs, have, strict=True):
+            if isinstance(v, Value):
+                new = self.new_names.get(v.name, "").startswith("param/")
+                with jax.named_scope(GATHER if new else UPDATE):
+                    itemsize = jc.itemsize(v.aval.dtype)
+                    found[v.name] = cast_on(x, v.shape, itemsize, spec, specs.outputs[v.name], placement)
+        return found
 
-    def partitions(
-        self, piece: Piece, placement: GroupPlacement, rename: Mapping[str, str], grads: str
-    ) -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
+    def partitions(self, piece: Piece) -> tuple[dict[str, PartitionSpec], dict[str, PartitionSpec]]:
         """PartitionSpecs of a piece's inputs and outputs."""
-
-        def one(v: Value) -> PartitionSpec:
-            return partition(
-                self.spec_of(rename.get(v.name, f"{grads}{v.name}"), v.shape, piece.stage),
-                len(v.shape),
-                placement.axis_names,
-            )
-
-        return {v.name: one(v) for v in piece.program.inputs}, {
-            v.name: one(v) for v in piece.program.outputs if isinstance(v, Value)
-        }
+        specs, names = self._piece_specs[id(piece)], self.placements[piece.stage].axis_names
+        dims = {v.name: len(v.shape) for v in (*piece.program.inputs, *piece.program.outputs) if isinstance(v, Value)}
+        inputs, outputs = (
+            {n: partition(spec, dims[n], names) for n, spec in some.items()} for some in (specs.inputs, specs.outputs)
+        )
+        return inputs, outputs
 
     @cached_property
     def init_names(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ Collectives are counted twice. As **written** in the traced program they must be
 As **compiled** there may be fewer (XLA folds the gather of a constant, such as the cotangent of a mean), never more;
 passes that join, merge or move collectives are off for this count.
 
-Single numbers that the step sums anyway (the loss, the optimizer's global norm) are no part of a plan and not counted.
+What the loss is summed with, and what the optimizer joins itself (a global norm), is no part of a plan and not counted.
 """
 
 from collections import Counter
@@ -154,8 +154,8 @@ def compiled_collectives(traced: Any, placement: GroupPlacement) -> list[HloColl
 def _compiled_counts(traced: Any, phase: str | None, placement: GroupPlacement) -> Counts:
     found: Counts = Counter()
     for c in compiled_collectives(traced, placement):
-        of = phase if phase is not None else phase_of(c.op_name)
-        if of and not (UPDATE in c.op_name and c.elements == 1):
+        of = phase if phase is not None and UPDATE not in c.op_name else phase_of(c.op_name)
+        if of:
             for axis in c.axes:
                 found[f"{of} {c.kind} {axis}"] += c.runs
     return found

@@ -11,7 +11,8 @@ import jax
 
 from planner.frontend import jax_compat as jc
 
-ACCUMULATE, REDUCE, UPDATE, LOSS = "accumulate_gradients", "reduce_gradients", "update_parameters", "sum_losses"
+ACCUMULATE, REDUCE, GATHER = "accumulate_gradients", "reduce_gradients", "gather_parameters"
+UPDATE, LOSS = "run_optimizer", "sum_losses"  # no plan counts these: a global norm, the loss
 
 KINDS = {
     "psum": "all_reduce",
@@ -41,9 +42,9 @@ def written(traced: Any, phase: str | None = None) -> Counts:
 def phase_of(path: str) -> str:
     """Phase of an operation in a step, by its name stack: ``forward``, ``backward``, ``once`` or '' (not of the
     plan)."""
-    if LOSS in path:
+    if LOSS in path or UPDATE in path:
         return ""
-    if REDUCE in path or UPDATE in path:
+    if REDUCE in path or GATHER in path:
         return "once"
     return "backward" if ACCUMULATE in path or "transpose(" in path else "forward"
 
@@ -53,9 +54,8 @@ def _walk(jaxpr: Any, times: int, phase: str | None, path: str, found: Counts) -
         here = f"{path}/{jc.name_stack(eqn)}"
         kind = KINDS.get(eqn.primitive.name)
         if kind is not None:
-            of = phase if phase is not None else phase_of(here)
-            # The optimizer's own sums (a global norm) are single numbers; plans do not count them.
-            if of and not (UPDATE in here and all(v.aval.size == 1 for v in eqn.invars)):
+            of = phase if phase is not None and UPDATE not in here else phase_of(here)
+            if of:
                 for axis in jc.collective_axes(eqn):
                     found[f"{of} {kind} {axis}"] += times
         inside = times * eqn.params["length"] if eqn.primitive.name == "scan" else times

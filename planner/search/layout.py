@@ -7,6 +7,7 @@ from functools import cached_property
 
 from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
+from planner.search.stage_links import link_cost
 from planner.space.backward import is_layered
 from planner.space.decision import BlockCost, Decision
 
@@ -62,7 +63,7 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> 
     """What the blocks of a stage cost together; a parameter that several of them read is held once."""
     total, before = BlockCost(), ""
     for block in graph.blocks[start:stop]:
-        cost = decision.costs[block.class_key]
+        cost = decision.inner_costs[block.class_key]
         if block.class_key != before:  # what a run of layers does once
             layers = sum(b.class_key == block.class_key for b in graph.blocks[start:stop])
             total.forward_cast_s += cost.run_cast_s * (1.0 - layers / decision.space.counts[block.class_key])
@@ -76,6 +77,10 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> 
         total.update_s += cost.update_s
         total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
         total.collectives.update(cost.collectives)
+    links = link_cost(graph, decision, start, stop)
+    total.forward_cast_s += links.forward_cast_s
+    total.backward_cast_s += links.backward_cast_s
+    total.collectives.update(links.collectives)
     total.saved_bytes = saved_bytes(graph, decision, start, stop)
     _charge_leaves(graph, decision, start, stop, total)
     value, gradient, optimizer = held_bytes(graph, decision, start, stop)

@@ -39,7 +39,7 @@ def kept_by(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset
             outside = frozenset(n for n in others if scopes.get(n, -1) != op.scope)
             kept = Kept(outside | frozenset(op.outputs if op.stored else ()))
         elif weights:
-            again = op.keeps or not set(op.saves).isdisjoint(op.outputs)
+            again = _makes(op)
             kept = Kept(others if again else others & frozenset(op.saves))
         else:
             kept = Kept(frozenset(op.saves), own=True)
@@ -113,18 +113,21 @@ def read_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozen
     needed: set[str] = set()  # tensors that are computed again
     for op in reversed(ops):
         rerun = full or op.scope >= 0
-        runs = not needed.isdisjoint(op.outputs) or (
-            rerun and bool(op.keeps or not set(op.saves).isdisjoint(op.outputs))
-        )
+        runs = not needed.isdisjoint(op.outputs) or (rerun and _makes(op))
         for name in op.inputs:
             weight = bool(name) and (tensors[name].role == "param" or name in derived)
             if not name or not (rerun or weight):
                 continue
-            if runs or name in op.saves or (weight and op.keeps):
+            if runs or name in op.saves or (weight and _makes(op)):
                 found.add((op.name, name))
                 if rerun or name in derived:
                     needed.add(name)
     return frozenset(found)
+
+
+def _makes(op: Op) -> bool:
+    """Whether the backward pass reads something that the op makes of its operands."""
+    return any(not fixed for _, _, fixed in op.keeps) or not set(op.saves).isdisjoint(op.outputs)
 
 
 def takes_again(ops: Iterable[Op], name: str, again: Again) -> bool:

@@ -158,7 +158,22 @@ class Decision:
 
     @cached_property
     def costs(self) -> dict[str, BlockCost]:
-        """Block class -> what one of its blocks costs."""
+        """Block class -> what one of its blocks costs, with a share of the casts between blocks."""
+        found = {}
+        for key in self.space.graph.classes:
+            found[key] = cost = self._cost(key)
+            for link in self.space.links:
+                consumer = self.space.nodes[link.consumer]
+                # A result (new state, an aux output) is made whole by the block that makes it.
+                at = self.space.nodes[link.producer] if isinstance(consumer, EndNode) else consumer
+                if isinstance(at, PortNode | GroupNode) and at.class_key == key:
+                    pair = link.give[self.choice[link.producer]], link.ends(self.space)[self.choice[link.consumer]]
+                    self.charge(link.tensor, *pair, cost, share=link.count / self.space.counts[key])
+        return found
+
+    @cached_property
+    def inner_costs(self) -> dict[str, BlockCost]:
+        """Block class -> what one of its blocks costs, without the casts between blocks."""
         return {key: self._cost(key) for key in self.space.graph.classes}
 
     def _cost(self, key: str) -> BlockCost:
@@ -181,13 +196,6 @@ class Decision:
                     cost.collectives["backward", "all_reduce", axis] += again
         for name in dict.fromkeys([*cls.inputs, *(n for g in space.groups[key] for n in g.exports)]):
             self._casts_inside(key, name, cost)
-        for link in space.links:
-            consumer = space.nodes[link.consumer]
-            # A result (new state, an aux output) is made whole by the block that makes it.
-            at = space.nodes[link.producer] if isinstance(consumer, EndNode) else consumer
-            if isinstance(at, PortNode | GroupNode) and at.class_key == key:
-                pair = link.give[self.choice[link.producer]], link.ends(space)[self.choice[link.consumer]]
-                self._charge(link.tensor, *pair, cost, share=link.count / space.counts[key])
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
             self._parameter(node, key, cost)
         once, layers = space.once[key], space.counts[key]
@@ -235,7 +243,7 @@ class Decision:
         layers = space.counts[key] if name in space.once[key] else 1
         for target in sorted(again):
             tensor = space.graph.classes[key].tensors[name]
-            self._charge(tensor, source, target, cost, again=again[target], layers=layers)
+            self.charge(tensor, source, target, cost, again=again[target], layers=layers)
 
     def _targets(self, key: str, name: str, without: int = -1) -> dict[Spec, bool]:
         """Specs in which a class's ops take a tensor, with whether the backward pass takes it so again."""
@@ -248,7 +256,7 @@ class Decision:
                 found[target] = found.get(target, False) or takes_again(node.group.ops, name, again)
         return found
 
-    def _charge(
+    def charge(
         self,
         tensor: Tensor,
         source: Spec,
@@ -292,13 +300,16 @@ class Decision:
                 for need, again in self._targets(*place).items():
                     needs[need] = needs.get(need, False) or again
         through = hoisted(storage.value, self.needs(node))
+        once = any(place[0] == key and place[1] in space.once[key] for place in node.places)
+        forward_counts = cost.run_collectives if once else cost.collectives
         for need in sorted(needs):
             forward, backward = space.pricing.cast(node.tensor, through, need)
-            cost.forward_cast_s += forward
+            cost.forward_cast_s += forward / (space.counts[key] if once else 1)
+            cost.run_cast_s += forward if once else 0.0
             cost.backward_cast_s += backward + (forward if needs[need] else 0.0)
             for step in cast(node.tensor.shape, node.tensor.itemsize, through, need, space.mesh) or ():
                 if step.forward:
-                    cost.collectives["forward", step.forward, step.axis] += 1
+                    forward_counts["forward", step.forward, step.axis] += 1
                     cost.collectives["backward", step.forward, step.axis] += needs[need]
                 if step.backward and facts.trained:
                     cost.collectives["backward", step.backward, step.axis] += 1

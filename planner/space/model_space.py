@@ -30,6 +30,7 @@ from costmodel.graph import BlockClass, ModelGraph, Source, Tensor, derived_from
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides, operand_spec, result_spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
 from planner.space.backward import Again, Kept, kept_by, kept_bytes, kept_once, read_again, takes_again
+from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
 from planner.space.parameters import Storage, parameter_matrix, state_bytes, storages, update_bytes, whole_storage
 
@@ -121,6 +122,7 @@ class ModelSpace:
     derived: dict[str, frozenset[str]] = field(default_factory=dict)
     kept: dict[str, dict[str, Kept]] = field(default_factory=dict)
     once: dict[str, frozenset[str]] = field(default_factory=dict)
+    carries: dict[str, dict[int, int]] = field(default_factory=dict)
     again: dict[tuple[str, Remat], Again] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ class ModelSpace:
             derived = self.derived[key] = derived_from_parameters(cls.ops, cls.tensors)
             self.kept[key] = kept_by(cls.ops, cls.tensors, derived)
             self.once[key] = kept_once(graph, key)
+            self.carries[key] = carries(graph, key)
             for remat in typing.get_args(Remat):
                 self.again[key, remat] = read_again(cls.ops, cls.tensors, derived, full=remat == "full")
             for i, group in enumerate(self.groups[key]):
@@ -225,8 +228,12 @@ class ModelSpace:
         if source.value not in made:
             return None
         key, position, item = made[source.value]
-        name = self.graph.classes[key].outputs[position]
-        found = self.maker(key, name)
+        cls = self.graph.classes[key]
+        carry = next((i for i, j in self.carries[key].items() if j == position), None)
+        if carry is not None:
+            node = self.index["port", key, cls.inputs[carry]]
+            return node, self.nodes[node].options  # type: ignore[return-value]
+        found = self.maker(key, cls.outputs[position])
         if found is None:
             return None
         node, specs = found
@@ -258,7 +265,7 @@ class ModelSpace:
                         at = group.reads.index(name)
                         options = self.nodes[self.index["group", key, str(j)]].options
                         wanted.update((o.needs[at], None) for o in options)  # type: ignore[union-attr]
-                plain = {s: None for s in wanted if PARTIAL not in s and divides(tensor.shape, s, self.mesh)}
+                plain = port_specs(tensor, wanted, self.mesh, shared=name in self.once[key])
                 specs = tuple(plain)[:PORT_LIMIT] or (self.whole,)
                 if self.whole not in specs:
                     specs = (self.whole, *specs)
@@ -266,13 +273,14 @@ class ModelSpace:
         counts: Counter[tuple[int, tuple[Spec, ...], int]] = Counter()
         tensors: dict[int, Tensor] = {}
         consts: set[tuple[int, int, str]] = set()
+        before = ""
         for block in self.graph.blocks:
-            cls = self.graph.classes[block.class_key]
+            key, cls = block.class_key, self.graph.classes[block.class_key]
             for i, source in enumerate(block.inputs):
                 name = cls.inputs[i]
-                if ("port", block.class_key, name) not in self.index:
+                if ("port", key, name) not in self.index or (key == before and i in self.carries[key]):
                     continue
-                port = self.index["port", block.class_key, name]
+                port = self.index["port", key, name]
                 found = self._gives(source, made)
                 producer, give = found if found is not None else (self.whole_source(source.value), (self.whole,))
                 if (producer, port, source.value) in consts and source.index is None:
@@ -280,7 +288,14 @@ class ModelSpace:
                 consts.add((producer, port, source.value))
                 counts[producer, give, port] += 1
                 tensors[port] = cls.tensors[name]
-        self.links += [Link(p, give, c, tensors[c], n) for (p, give, c), n in counts.items()]
+            before = key
+        for key, cls in self.graph.classes.items():
+            for i, j in self.carries[key].items():
+                maker, port = self.maker(key, cls.outputs[j]), self.index["port", key, cls.inputs[i]]
+                tensors[port] = cls.tensors[cls.inputs[i]]
+                if maker is not None:
+                    counts[maker[0], maker[1], port] += self.counts[key]  # every layer casts its output
+        self.links += [Link(p, give, c, tensors[c], n) for (p, give, c), n in counts.items() if p != c]
 
     def whole_source(self, value: str) -> int:
         """A node with one option for inputs that every device holds whole (keys, state, constants)."""

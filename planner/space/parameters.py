@@ -45,24 +45,47 @@ def whole_storage(axes: int) -> Storage:
 def storages(shape: Sequence[int], mesh: Sequence[int], trained: bool) -> tuple[Storage, ...]:
     """Every way to store a parameter of this (layer's) shape on a mesh."""
     dims = [d for d, n in enumerate(shape) if n > 1]
-    per_axis: list[list[tuple[int, int, int]]] = []
+    per_axis: list[list[tuple[int, bool, bool]]] = []  # value's code, whether gradient and optimizer state are split
     for size in mesh:
         fitting = [d for d in dims if shape[d] % size == 0]
-        options = [(REPLICATED, REPLICATED, REPLICATED), *((d, d, d) for d in fitting)]
+        options = [(REPLICATED, False, False), *((d, True, True) for d in fitting)]
         if trained and fitting:
-            # Which dim the state of a replicated parameter is cut at costs the same: the leading one that divides.
-            options += [(REPLICATED, REPLICATED, fitting[0]), (REPLICATED, fitting[0], fitting[0])]
+            options += [(REPLICATED, False, True), (REPLICATED, True, True)]
         per_axis.append(options)
     found = []
     for combination in product(*per_axis):
-        one = Storage(*(tuple(codes[i] for codes in combination) for i in range(3)))
-        if (
-            divides(shape, one.value, mesh)
-            and divides(shape, one.gradient, mesh)
-            and divides(shape, one.optimizer, mesh)
-        ):
+        value = tuple(code for code, _, _ in combination)
+        cut = _cut_state(shape, mesh, value, [optimizer for _, _, optimizer in combination])
+        if cut is None:
+            continue
+        gradient = tuple(c if split else v for c, v, (_, split, _) in zip(cut, value, combination, strict=True))
+        one = Storage(value, gradient, cut)
+        if divides(shape, one.value, mesh) and divides(shape, one.gradient, mesh):
             found.append(one)
     return tuple(found)
+
+
+def _cut_state(shape: Sequence[int], mesh: Sequence[int], value: Spec, split: Sequence[bool]) -> Spec | None:
+    """The value's spec with each axis of `split` splitting some dim: the leading one that divides.
+
+    Which dim it is costs the same, but for one: axes split a dim major to minor in mesh order, so an axis cannot be put
+    before one that splits the value without gathering the value first.
+    """
+    cut = list(value)
+    for axis, wanted in enumerate(split):
+        if not wanted or value[axis] >= 0:
+            continue
+        later = value[axis + 1 :]
+        fitting = (
+            d
+            for d, n in enumerate(shape)
+            if n > 1 and d not in later and divides(shape, (*cut[:axis], d, *cut[axis + 1 :]), tuple(mesh))
+        )
+        dim = next(fitting, None)
+        if dim is None:
+            return None
+        cut[axis] = dim
+    return tuple(cut)
 
 
 def hoisted(value: Spec, needs: Sequence[Spec]) -> Spec:

@@ -70,6 +70,18 @@ class ChosenRemat(Candidates):
         return () if decision is None else (decision,)
 
 
+def certificate() -> Certificate:
+    return Certificate(
+        lower_bound_s=0.0,
+        gap=1.0,
+        hardware_bound_s=0.0,
+        hardware_gap=1.0,
+        space=("pinned",),
+        status="pinned",
+        limit_fired=False,
+    )
+
+
 def executed_plan(
     task: TrainingTask,
     stages: tuple[StagePin, ...],
@@ -90,20 +102,11 @@ def executed_plan(
         candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule
     )
     assert score.feasible
-    certificate = Certificate(
-        lower_bound_s=0.0,
-        gap=1.0,
-        hardware_bound_s=0.0,
-        hardware_gap=1.0,
-        space=("pinned",),
-        status="pinned",
-        limit_fired=False,
-    )
     plan = assemble_plan(
         score,
         name="test",
         model=model_record(graph, reduction=task.reduction),
-        certificate=certificate,
+        certificate=certificate(),
         baselines=(),
         findings=(),
         versions={},
@@ -125,6 +128,7 @@ def assert_equals_one_device(task: TrainingTask, plan: Plan, *, steps: int = 2, 
     state = init_state(task) if task.state is not None else None
     extra = {"rng": jax.random.key(3)} if task.rng else {}
     one, many = reference(task, plan), compile_plan(plan, task)
+    many.verify(compiled=False)  # collectives and kept bytes are the planned ones
     a, b = one.init(params, state), many.init(params, state)
     for _ in range(steps):
         a, expected = one.step(a, batch, **extra)
