@@ -1,5 +1,6 @@
 """The Python API: `plan`, `compile_plan`, `reference` and what they need, on files or objects."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError, ProfileError
 from costmodel.graph import ModelGraph
+from costmodel.op_times import measured_graph
 from planner.assemble import assemble_plan, main_dtype, model_record
 from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
@@ -83,6 +85,9 @@ def plan(
     say("capturing", 0, 1)
     graphs(sizes[0])
     facts, notes = _facts(target, measured)
+    if measured is not None and measured.ops:
+        at = measured_graph(measured.ops, [graphs(size) for size in sorted({1, *sizes})[:4]])
+        facts = {name: dataclasses.replace(one, measured=at if one.op_times else None) for name, one in facts.items()}
     findings += [Finding(code="MP172", severity="note", message=note) for note in notes]
     request = Request(
         cluster=target,

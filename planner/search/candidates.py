@@ -10,6 +10,7 @@ from costmodel.collectives import axis_links
 from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
+from costmodel.op_times import scaled_op_times
 from planner.search.intra_op import least_memory, solve
 from planner.search.priced import price_memory
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
@@ -26,11 +27,20 @@ Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
 
 @dataclass(frozen=True)
 class Facts:
-    """What a profile says of one device kind, ready for `Pricing`; the datasheet's kind where there is none."""
+    """What a profile says of one device kind, ready for `Pricing`; the datasheet's kind where there is none.
+
+    Attributes:
+        measured: the model at the microbatch size at which its ops were measured, if they were.
+    """
 
     kind: DeviceKind
     op_times: Mapping[str, MeasuredOp] = field(default_factory=dict)
     collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
+    measured: ModelGraph | None = None
+
+    def op_times_of(self, graph: ModelGraph) -> Mapping[str, MeasuredOp]:
+        """Op times at the microbatch size of a graph."""
+        return self.op_times if self.measured is None else scaled_op_times(self.op_times, self.measured, graph)
 
 
 def meshes(devices: int, per_node: int) -> Iterator[Mesh]:
@@ -107,7 +117,7 @@ class Candidates:
                 mesh=mesh,
                 axis_names=AXIS_NAMES[: len(mesh)] if len(mesh) > 1 else AXIS_NAMES[:1][: len(mesh)],
                 links=axis_links(pool, mesh) if mesh else (),
-                op_times=facts.op_times,
+                op_times=facts.op_times_of(self.graph_of(microbatch)),
                 collective_lines=facts.collective_lines,
                 slowdown=slowdown,
             )
