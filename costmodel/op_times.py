@@ -8,10 +8,13 @@ with FLOPs for work, or bytes of operands and results for an op without any: the
 the roofline would only know the rate of large matrix products.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from costmodel.estimator import MeasuredOp, OpTimes
 from costmodel.graph import BlockClass, ModelGraph, Op
+
+NEARLY_ALL = 0.9
+"""Share of the measured ops, or of a graph's FLOPs, from which on no other graph is looked at."""
 
 
 def scaled_op_times(op_times: OpTimes, measured: ModelGraph, wanted: ModelGraph) -> dict[str, MeasuredOp]:
@@ -34,14 +37,28 @@ def scaled_op_times(op_times: OpTimes, measured: ModelGraph, wanted: ModelGraph)
     return times
 
 
-def measured_graph(op_times: Container[str], graphs: list[ModelGraph]) -> ModelGraph | None:
-    """The graph of which most ops were measured; None where none was."""
+def measured_graph(op_times: OpTimes, graphs: Iterable[ModelGraph]) -> ModelGraph | None:
+    """The graph of which most ops were measured; None where none was.
 
-    def count(graph: ModelGraph) -> int:
-        return sum(op.key in op_times for cls in graph.classes.values() for op in cls.ops)
+    Args:
+        op_times: by `Op.key`.
+        graphs: one model at several microbatch sizes, the likeliest first. They are taken one at a time, and no more of
+            them once one holds nearly all ops that were measured, or has nearly all of its own FLOPs measured.
+    """
+    best, most = None, 0
+    for graph in graphs:
+        found = {op.key for cls in graph.classes.values() for op in cls.ops if op.key in op_times}
+        if len(found) > most:
+            best, most = graph, len(found)
+        if found and (len(found) >= NEARLY_ALL * len(op_times) or _share_of_flops(graph, found) >= NEARLY_ALL):
+            return graph
+    return best
 
-    best = max(graphs, key=count, default=None)
-    return best if best is not None and count(best) else None
+
+def _share_of_flops(graph: ModelGraph, keys: Container[str]) -> float:
+    ops = [op for block in graph.blocks for op in graph.classes[block.class_key].ops]
+    total = sum(op.flops for op in ops)
+    return sum(op.flops for op in ops if op.key in keys) / total if total else 0.0
 
 
 def _work(op: Op, cls: BlockClass) -> float:

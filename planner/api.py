@@ -1,14 +1,12 @@
 """The Python API: `plan`, `compile_plan`, `reference` and what they need, on files or objects."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 from costmodel.cluster import Cluster
-from costmodel.errors import InfeasibleError, InputError, ProfileError
+from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
-from costmodel.op_times import measured_graph
 from planner.assemble import assemble_plan, main_dtype, model_record
 from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
@@ -18,15 +16,14 @@ from planner.lowering.compile import Trainer, compile_plan
 from planner.lowering.reference import Reference, reference
 from planner.models import load_model
 from planner.planfile.schema import BaselinePlan, Finding, ModelRecord, Plan
+from planner.profile_facts import coverage_findings, facts_of_kinds, with_measured_size
 from planner.search.baselines import Baseline, baselines
-from planner.search.candidates import Facts
 from planner.search.joint import Request, SearchResult, microbatch_sizes, search
 from planner.search.pinned import StagePin
 from planner.search.score import Score
-from profiles.apply import apply_profile
 from profiles.cluster_files import load_cluster
 from profiles.schema import Profile
-from profiles.store import read_profile
+from profiles.store import profile_id, read_profile
 
 Progress = Callable[[str, int, int], None]
 
@@ -84,15 +81,14 @@ def plan(
     graphs = _Graphs(task)
     say("capturing", 0, 1)
     graphs(sizes[0])
-    facts, notes = _facts(target, measured)
-    if measured is not None and measured.ops:
-        at = measured_graph(measured.ops, [graphs(size) for size in sorted({1, *sizes})[:4]])
-        facts = {name: dataclasses.replace(one, measured=at if one.op_times else None) for name, one in facts.items()}
-    findings += [Finding(code="MP172", severity="note", message=note) for note in notes]
+    kinds = facts_of_kinds(target, measured)
+    if measured is not None:
+        kinds = with_measured_size(kinds, measured, graphs, sizes)
+    findings += [Finding(code="MP172", severity="note", message=note) for note in kinds.notes]
     request = Request(
         cluster=target,
         graph_of=graphs,
-        facts=facts,
+        facts=kinds.facts,
         global_batch=global_batch,
         sizes=sizes,
         schedule=schedule,
@@ -101,6 +97,8 @@ def plan(
         one_group=task.state is not None,
     )
     result = search(request, say)
+    if measured is not None:
+        findings += coverage_findings(kinds, measured, result.score.layout.graph)
     findings += _unknown_ops(result.score)
     scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()
     label = name or f"{task.name} on {target.name}"
@@ -114,7 +112,7 @@ def plan(
         versions=_versions(),
         tokens_per_example=task.tokens_per_example,
         provenance=_provenance(result, measured),
-        profile=None if measured is None else apply_profile_id(target, measured),
+        profile=None if measured is None else profile_id(measured),
     )
 
 
@@ -153,35 +151,6 @@ def _microbatch_findings(
             where=check.source,
         )
     ]
-
-
-def _facts(cluster: Cluster, profile: Profile | None) -> tuple[dict[str, Facts], list[str]]:
-    """Prices' inputs by device kind; the profile is used for its own kind."""
-    facts = {g.device.name: Facts(g.device) for g in cluster.groups}
-    if profile is None:
-        return facts, []
-    errors = []
-    notes: list[str] = []
-    for group in cluster.groups:
-        try:
-            applied = apply_profile(
-                group.device, profile, devices=len([d for d in cluster.devices if d.group == group.name])
-            )
-        except ProfileError as error:
-            errors.append(error)
-            continue
-        facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives)
-        notes += applied.notes
-    if len(errors) == len(cluster.groups):
-        raise errors[0]
-    return facts, notes
-
-
-def apply_profile_id(cluster: Cluster, profile: Profile) -> str:
-    """Identifies a profile in the plan."""
-    from profiles.store import profile_id
-
-    return profile_id(profile)
 
 
 def _unknown_ops(score: Score) -> list[Finding]:

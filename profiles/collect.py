@@ -110,6 +110,7 @@ def profile_devices(
     return _with(
         profile,
         ops=ops,
+        microbatches=tuple(sorted({program.microbatch for program in programs if program.microbatch})),
         collectives=collectives,
         collective_lines=work.collective_lines(collectives),
         copies=copies,

@@ -1,6 +1,7 @@
 """How much of a model's time a profile has measured, and which ops it lacks."""
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 
 from costmodel.compute import op_time_s
@@ -15,31 +16,39 @@ class Coverage:
 
     Attributes:
         measured: keys in the profile, in order of the time that they take.
+        carried: keys whose time comes from the same op at another microbatch size, in that order.
         rated: keys that are priced by the roofline instead, in that order.
-        measured_share: share of the forward time, by the roofline, that `measured` take.
+        measured_share, carried_share: shares of the forward time, by the roofline, that `measured` and `carried` take.
         drifted: of `measured`, those whose later runs took over a tenth longer or shorter than the earlier ones.
     """
 
     measured: tuple[str, ...]
+    carried: tuple[str, ...]
     rated: tuple[str, ...]
     measured_share: float
+    carried_share: float
     drifted: tuple[str, ...]
 
     def describe(self) -> str:
         """One sentence for a report."""
-        total = len(self.measured) + len(self.rated)
+        total = len(self.measured) + len(self.carried) + len(self.rated)
         text = f"{len(self.measured)} of {total} op shapes are measured ({self.measured_share:.0%} of the forward time)"
+        if self.carried:
+            text += f", {len(self.carried)} are carried over from another microbatch size ({self.carried_share:.0%})"
         if self.rated:
-            text += f"; the largest that is not: {self.rated[0]}"
+            text += f"; the largest that is {'neither' if self.carried else 'not'}: {self.rated[0]}"
         return text
 
 
-def op_coverage(graph: ModelGraph, profile: Profile, kind: DeviceKind) -> Coverage:
+def op_coverage(
+    graph: ModelGraph, profile: Profile, kind: DeviceKind, op_times: Container[str] | None = None
+) -> Coverage:
     """Which ops of a model the profile has.
 
     Args:
         graph: captured at the microbatch size of interest: keys hold shapes.
         kind: whose roofline weighs the ops; `AppliedProfile.kind` for fitted rates.
+        op_times: keys that have a time at this microbatch size; those of the profile if None.
     """
     weights: Counter[str] = Counter()
     counts = Counter(block.class_key for block in graph.blocks)
@@ -49,12 +58,16 @@ def op_coverage(graph: ModelGraph, profile: Profile, kind: DeviceKind) -> Covera
             if op.work != "view":
                 weights[op.key] += count * _alone_s(op, cls, kind)
     ordered = sorted(weights, key=lambda key: (-weights[key], key))
+    timed = profile.ops if op_times is None else op_times
     measured = tuple(key for key in ordered if key in profile.ops)
-    total = sum(weights.values())
+    carried = tuple(key for key in ordered if key in timed and key not in profile.ops)
+    total = sum(weights.values()) or 1.0
     return Coverage(
         measured=measured,
-        rated=tuple(key for key in ordered if key not in profile.ops),
-        measured_share=sum(weights[key] for key in measured) / total if total else 0.0,
+        carried=carried,
+        rated=tuple(key for key in ordered if key not in profile.ops and key not in timed),
+        measured_share=sum(weights[key] for key in measured) / total,
+        carried_share=sum(weights[key] for key in carried) / total,
         drifted=tuple(key for key in measured if abs(profile.ops[key].drift) > 0.1),
     )
 

@@ -33,6 +33,7 @@ class OpProgram:
         below: for each argument of `forward_backward` (those of `forward` come first), what an integer argument stays
             below: the size of the dim that it indexes.
         count: times that a step of one microbatch runs it.
+        microbatch: examples of the microbatch that it was captured at; 0 where that is not known.
         flops, memory_bytes: of one run, forward.
         problem: why there is no program, where there is none.
     """
@@ -42,6 +43,7 @@ class OpProgram:
     forward_backward: bytes | None = None
     below: tuple[int, ...] = ()
     count: int = 1
+    microbatch: int = 0
     flops: float = 0.0
     memory_bytes: int = 0
     problem: str = ""

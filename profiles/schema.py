@@ -191,6 +191,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         usable_memory_bytes: what a program may use of one device's memory, where that is known.
         rates: fitted to `matmuls`, `bandwidths` and chains of tiny ops.
         ops: `costmodel.graph.Op.key` to seconds.
+        microbatches: sizes at which the model of `ops` was captured, ascending; none where that is not known.
         collective_lines, copy_lines: fitted to `collectives` and `copies`.
         blocks: block table; preferred to op times where it has a block.
         gaps: what could not be measured.
@@ -208,6 +209,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     matmuls: tuple[MatmulSample, ...] = ()
     bandwidths: tuple[BandwidthSample, ...] = ()
     ops: dict[str, OpTime] = {}
+    microbatches: tuple[int, ...] = ()
     collectives: tuple[CollectiveSample, ...] = ()
     collective_lines: tuple[CollectiveLine, ...] = ()
     copies: tuple[CopySample, ...] = ()
@@ -216,7 +218,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gaps: tuple[Gap, ...] = ()
 
 
-_POSITIVE = frozenset({"time_s", "value", "forward_s", "samples", "lanes", "microbatch", "devices"})
+_POSITIVE = frozenset({"time_s", "value", "forward_s", "samples", "lanes", "microbatch", "microbatches", "devices"})
 _COUNTED_FROM_TWO = frozenset({"size"})
 
 

@@ -36,6 +36,7 @@ class _Use:
     equation: Equation
     op: Op
     cls: BlockClass
+    microbatch: int
     memory_bytes: int
 
 
@@ -60,13 +61,13 @@ def op_programs(
     listed = (captures,) if isinstance(captures, Capture) else tuple(captures)
     counts: Counter[str] = Counter()
     first: dict[str, _Use] = {}
-    for block in (block for one in listed for block in one.blocks):
+    for size, block in ((one.microbatch, block) for one in listed for block in one.blocks):
         for equation in block.cls.program.equations:
             op = block.cls.ops[equation.name]
             memory_bytes = _moved_bytes(equation)
             if _is_heavy(op, memory_bytes, smallest_bytes):
                 counts[op.key] += 1
-                first.setdefault(op.key, _Use(equation, op, block.cls, memory_bytes))
+                first.setdefault(op.key, _Use(equation, op, block.cls, size, memory_bytes))
 
     def weight(key: str) -> float:
         use = first[key]
@@ -88,7 +89,13 @@ def _moved_bytes(equation: Equation) -> int:
 
 
 def _program(key: str, use: _Use, count: int, platforms: Sequence[str] | None) -> OpProgram:
-    facts = {"key": key, "count": count, "flops": use.op.flops, "memory_bytes": use.memory_bytes}
+    facts = {
+        "key": key,
+        "count": count,
+        "microbatch": use.microbatch,
+        "flops": use.op.flops,
+        "memory_bytes": use.memory_bytes,
+    }
     try:
         forward, backward = export_op(use.equation, _wanted(use), platforms)
     except Exception as error:

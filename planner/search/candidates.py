@@ -37,10 +37,15 @@ class Facts:
     op_times: Mapping[str, MeasuredOp] = field(default_factory=dict)
     collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
     measured: ModelGraph | None = None
+    _scaled: dict[int, Mapping[str, MeasuredOp]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def op_times_of(self, graph: ModelGraph) -> Mapping[str, MeasuredOp]:
-        """Op times at the microbatch size of a graph."""
-        return self.op_times if self.measured is None else scaled_op_times(self.op_times, self.measured, graph)
+        """Op times at the microbatch size of a graph of the model, scaled once for each size."""
+        if self.measured is None:
+            return self.op_times
+        if graph.microbatch not in self._scaled:
+            self._scaled[graph.microbatch] = scaled_op_times(self.op_times, self.measured, graph)
+        return self._scaled[graph.microbatch]
 
 
 def meshes(devices: int, per_node: int) -> Iterator[Mesh]:

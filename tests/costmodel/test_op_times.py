@@ -44,10 +44,38 @@ def test_what_was_measured_at_the_wanted_size_stays():
     assert scaled_op_times(times, GRAPHS[1], GRAPHS[8])[large] == MeasuredOp(5.0, 5.0)
 
 
+def timed(*keys):
+    return dict.fromkeys(keys, MeasuredOp(1.0, 1.0))
+
+
 def test_the_measured_graph_is_found():
     graphs = list(GRAPHS.values())
     assert measured_graph({}, graphs) is None
-    assert measured_graph({product(GRAPHS[2]): MeasuredOp(1.0, 1.0)}, graphs) is GRAPHS[2]
+    assert measured_graph(timed("of another model"), graphs) is None
+    assert measured_graph(timed(product(GRAPHS[2])), graphs) is GRAPHS[2]
+
+
+def test_the_graph_with_most_measured_ops_is_kept_where_none_has_nearly_all():
+    others = [f"of another model {i}" for i in range(100)]
+    one, two = product(GRAPHS[1]), [key for key in ops_of(GRAPHS[8]) if key not in ops_of(GRAPHS[1])][:2]
+    assert measured_graph(timed(one, *two, *others), GRAPHS.values()) is GRAPHS[8]
+
+
+@pytest.mark.parametrize("size", GRAPHS)
+def test_no_graph_is_made_once_one_has_nearly_all_ops(size):
+    made = []
+
+    def graphs():
+        for graph in GRAPHS.values():
+            made.append(graph.microbatch)
+            yield graph
+
+    heavy = [key for key, op in ops_of(GRAPHS[size]).items() if op.flops]
+    assert measured_graph(timed(*heavy), graphs()) is GRAPHS[size]
+    assert made == [one for one in GRAPHS if one <= size]
+    made.clear()
+    elsewhere = [f"of another microbatch {i}" for i in range(100)]  # FLOPs tell where the profile has several sizes
+    assert measured_graph(timed(*heavy, *elsewhere), graphs()) is GRAPHS[size] and made[-1] == size
 
 
 @pytest.mark.parametrize("size", GRAPHS)

@@ -206,3 +206,7 @@ def test_coverage_names_what_is_missing_and_its_share() -> None:
     found = op_coverage(graph, profile, apply_profile(CPU, profile).kind)
     assert (found.measured, found.rated, found.drifted) == ((DOT,), ("tanh",), (DOT,))
     assert 0 < found.measured_share < 0.1 and "1 of 2" in found.describe() and "tanh" in found.describe()
+    both = op_coverage(graph, profile, apply_profile(CPU, profile).kind, {DOT, "tanh"})
+    assert (both.measured, both.carried, both.rated) == ((DOT,), ("tanh",), ())
+    assert both.measured_share == found.measured_share and both.measured_share + both.carried_share == pytest.approx(1)
+    assert "1 are carried over from another microbatch size" in both.describe() and "largest" not in both.describe()

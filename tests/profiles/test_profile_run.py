@@ -38,6 +38,7 @@ def test_a_few_seconds_give_a_profile_that_prices_a_model() -> None:
         devices=2, budget_s=4.0, programs=programs, progress=lambda what, done, total: seen.append((what, done, total))
     )
     assert profile.devices == 2 and profile.device_kind == "cpu" and profile.software["jax"] == jax.__version__
+    assert profile.microbatches == (4,)
     assert profile.rates.matmul_flops_per_s["float32"].value > 1e6
     assert profile.rates.memory_bandwidth_bytes_per_s is not None and profile.rates.launch_s is not None
     assert {line.kind for line in profile.collective_lines} >= {"all_reduce"}

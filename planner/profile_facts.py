@@ -1,0 +1,102 @@
+"""What a profile brings to planning: facts of the device kinds that it measured, at which microbatch size its ops were
+timed, and how much of the plan's time it covers."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from costmodel.cluster import Cluster
+from costmodel.errors import ProfileError
+from costmodel.graph import ModelGraph
+from costmodel.op_times import measured_graph
+from planner.planfile.schema import Finding
+from planner.search.candidates import Facts
+from profiles.apply import apply_profile
+from profiles.coverage import op_coverage
+from profiles.schema import Profile
+
+ENOUGH = 0.5
+"""Share of a model's time that a profile should have measured; less is a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindFacts:
+    """Prices' inputs of a cluster.
+
+    Attributes:
+        facts: by device kind name; the datasheet's where the profile is of another kind.
+        profiled: the kinds that the profile is of.
+        notes: sentences about how the profile was used.
+    """
+
+    facts: Mapping[str, Facts]
+    profiled: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def facts_of_kinds(cluster: Cluster, profile: Profile | None) -> KindFacts:
+    """Facts of every device kind of a cluster; the profile is used for its own kind.
+
+    Raises:
+        ProfileError: MP301 the profile is of none of the cluster's kinds.
+    """
+    facts = {group.device.name: Facts(group.device) for group in cluster.groups}
+    if profile is None:
+        return KindFacts(facts=facts)
+    errors, notes, profiled = [], [], []
+    for group in cluster.groups:
+        try:
+            applied = apply_profile(group.device, profile, devices=group.device_count)
+        except ProfileError as error:
+            errors.append(error)
+            continue
+        facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives)
+        profiled.append(group.device.name)
+        notes += applied.notes
+    if not profiled:
+        raise errors[0]
+    return KindFacts(facts=facts, profiled=tuple(dict.fromkeys(profiled)), notes=tuple(dict.fromkeys(notes)))
+
+
+def with_measured_size(
+    kinds: KindFacts, profile: Profile, graph_of: Callable[[int], ModelGraph], sizes: Iterable[int]
+) -> KindFacts:
+    """The facts with the model as it was when its ops were timed, so that op times carry over to other sizes.
+
+    Args:
+        graph_of: captures the model at a microbatch size; called for no more sizes than it takes to find that one.
+        sizes: what the search tries; looked through, after 1 that `meshplan profile` takes where nothing else is asked
+            for, if the profile does not say its own sizes.
+    """
+    if not profile.ops:
+        return kinds
+    likely = profile.microbatches or sorted({1, *sizes})
+    facts = dict(kinds.facts)
+    found = measured_graph(facts[kinds.profiled[0]].op_times, map(graph_of, likely))
+    for name in kinds.profiled:
+        facts[name] = replace(facts[name], measured=found)
+    return replace(kinds, facts=facts)
+
+
+def coverage_findings(kinds: KindFacts, profile: Profile, graph: ModelGraph) -> tuple[Finding, ...]:
+    """How much of the time of a microbatch was measured, for each profiled kind: MP173.
+
+    Args:
+        graph: at the plan's microbatch size.
+    """
+    findings = []
+    for name in kinds.profiled:
+        facts = kinds.facts[name]
+        found = op_coverage(graph, profile, facts.kind, facts.op_times_of(graph))
+        few = found.measured_share + found.carried_share < ENOUGH
+        findings.append(
+            Finding(
+                code="MP173",
+                severity="warning" if few else "note",
+                message=f"the profile of {name}, at microbatch {graph.microbatch}: {found.describe()}",
+                hint="measure the model's ops: meshplan profile --model MODEL "
+                f"--microbatch {graph.microbatch}, with a larger --budget if it has gaps"
+                if few
+                else "",
+            )
+        )
+    return tuple(findings)
