@@ -8,8 +8,8 @@ from planner.search.candidates import Candidates, meshes, pool_devices
 from planner.search.layout import GroupChoice, Layout, StageChoice, held_parameters
 from planner.search.score import GroupScore, Score, score
 from planner.space.decision import Decision
-from planner.space.model_space import Setting
 from planner.space.parameters import state_bytes
+from planner.space.setting import Setting
 
 if TYPE_CHECKING:
     from planner.search.joint import Request

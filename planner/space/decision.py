@@ -13,20 +13,9 @@ from functools import cached_property
 from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
 from planner.space.backward import own_name, runs_again, takes_again
-from planner.space.model_space import (
-    BatchNode,
-    EndNode,
-    GroupNode,
-    ModelSpace,
-    ParameterNode,
-    PortNode,
-    Setting,
-    consumers_of,
-    group_cost,
-    group_kept,
-    group_live,
-    specs_in_group,
-)
+from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group
+from planner.space.model_space import ModelSpace
+from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, PortNode
 from planner.space.parameters import (
     Storage,
     gradient_collectives,
@@ -35,6 +24,7 @@ from planner.space.parameters import (
     state_bytes,
     update_bytes,
 )
+from planner.space.setting import Setting
 
 Collective = tuple[str, str, int]  # phase (forward, backward, once), kind, axis
 
@@ -116,9 +106,7 @@ class Decision:
     def needs(self, node: ParameterNode) -> list[Spec]:
         """Specs in which the ops take a parameter."""
         return [
-            specs[self.choice[consumer]]
-            for place in node.places
-            for consumer, specs in consumers_of(self.space, *place)
+            specs[self.choice[consumer]] for place in node.places for consumer, specs in self.space.consumers(*place)
         ]
 
     def gradient_collectives(self, node: ParameterNode) -> list[Collective]:
@@ -167,7 +155,10 @@ class Decision:
                 # A result (new state, an aux output) is made whole by the block that makes it.
                 at = self.space.nodes[link.producer] if isinstance(consumer, EndNode) else consumer
                 if isinstance(at, PortNode | GroupNode) and at.class_key == key:
-                    pair = link.give[self.choice[link.producer]], link.ends(self.space)[self.choice[link.consumer]]
+                    pair = (
+                        link.give[self.choice[link.producer]],
+                        link.ends(self.space.nodes)[self.choice[link.consumer]],
+                    )
                     self.charge(link.tensor, *pair, cost, share=link.count / self.space.counts[key])
         return found
 
@@ -248,7 +239,7 @@ class Decision:
     def _targets(self, key: str, name: str, without: int = -1) -> dict[Spec, bool]:
         """Specs in which a class's ops take a tensor, with whether the backward pass takes it so again."""
         again, found = self.space.again[key, self.setting.remat], {}
-        for index, specs in consumers_of(self.space, key, name):
+        for index, specs in self.space.consumers(key, name):
             node = self.space.nodes[index]
             assert isinstance(node, GroupNode)
             if index != without:

@@ -19,7 +19,7 @@ from planner.planfile.schema import Certificate, Plan
 from planner.search.candidates import Candidates, Facts
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.score import Score
-from planner.space.model_space import Setting
+from planner.space.setting import Remat, Setting
 
 SLOW = {
     "name": "Slow-CPU",
@@ -59,7 +59,7 @@ def pins(*stages: tuple[GroupPin, ...]) -> tuple[StagePin, ...]:
 class ChosenRemat(Candidates):
     """Candidates whose remat a test fixes (None: as the search likes)."""
 
-    remat: str | None = None
+    remat: Remat | None = None
 
     def both(self, pool, mesh, microbatch, *, microbatches, stages, in_flight, **more):
         if self.remat is None:
@@ -91,7 +91,7 @@ def executed_plan(
     microbatches: int,
     schedule: str = "1f1b",
     restrict=None,
-    remat: str | None = None,
+    remat: Remat | None = None,
 ) -> Plan:
     """The pinned plan, through the file format and back."""
     captured = capture(task, microbatch)

@@ -11,8 +11,10 @@ from planner.frontend.task import TrainingTask
 from planner.planfile.schema import Plan
 from planner.search.pinned import GroupPin, StagePin
 from planner.search.problem import IntraOpProblem
-from planner.space.model_space import ModelSpace, ParameterNode
+from planner.space.model_space import ModelSpace
+from planner.space.nodes import ParameterNode
 from planner.space.parameters import Storage
+from planner.space.setting import Remat
 from tests.lowering.execution import executed_plan, pins, slow_cluster
 
 Allowed = Callable[[Spec, tuple[int, ...], Storage], bool]  # shape of one layer's parameter, mesh, storage
@@ -74,7 +76,7 @@ class PinnedLayout:
     microbatches: int = 4
     schedule: str = "1f1b"
     allowed: Allowed | None = None
-    remat: str | None = None
+    remat: Remat | None = None
 
     def plan(self, task: TrainingTask) -> Plan:
         return executed_plan(

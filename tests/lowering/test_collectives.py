@@ -24,7 +24,6 @@ from planner.search.candidates import Candidates, Facts
 from planner.search.pinned import StagePin, pinned_layout
 from planner.search.score import Score
 from planner.space.decision import Decision
-from planner.space.model_space import consumers_of
 from profiles.catalogue import load_catalogue
 from tests.lowering.execution import certificate, gentle, pins
 from tests.lowering.layouts import on
@@ -200,7 +199,7 @@ def predicted_steps(decision: Decision, key: str) -> Counter:
         if ("place", key, name) in space.index or maker is None:
             continue
         source = maker[1][decision.choice[maker[0]]]
-        for target in {specs[decision.choice[n]] for n, specs in consumers_of(space, key, name)} - {source}:
+        for target in {specs[decision.choice[n]] for n, specs in space.consumers(key, name)} - {source}:
             tensor = cls.tensors[name]
             for step in cast(tensor.shape, tensor.itemsize, source, target, space.mesh) or ():
                 if step.forward:

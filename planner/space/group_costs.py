@@ -1,0 +1,69 @@
+"""What the ops of one group cost on one device under one strategy: seconds, bytes that they keep for the backward pass,
+and bytes that are live while they run."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from costmodel.sharding import Spec, operand_spec, result_spec, split_factor
+from planner.space.backward import kept_bytes
+from planner.space.groups import Group, GroupStrategy
+from planner.space.nodes import GroupNode
+
+if TYPE_CHECKING:
+    from planner.space.model_space import ModelSpace
+
+
+def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> tuple[float, float]:
+    """Forward and backward seconds of a group's ops on one device."""
+    tensors, traffic = space.graph.classes[node.class_key].tensors, space.traffic[node.class_key]
+    forward = backward = 0.0
+    for op, strategy in zip(node.group.ops, option.ops, strict=True):
+        cost = space.pricing.op(op, strategy, tensors, traffic)
+        forward += cost.forward_s
+        backward += cost.backward_s + (cost.forward_s if op.scope >= 0 else 0.0)  # the user's own remat
+    return forward, backward
+
+
+def sharers_of(space: "ModelSpace", key: str) -> Counter[str]:
+    """Tensor -> number of groups of a class that keep it for the backward pass."""
+    kept = space.kept[key]
+    return Counter(
+        n for group in space.groups[key] for n in frozenset().union(*(kept[op.name].names for op in group.ops))
+    )
+
+
+def group_kept(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> dict[tuple[str, Spec], float]:
+    """Bytes that a group keeps on one device, by tensor and spec."""
+    cls = space.graph.classes[node.class_key]
+    specs = specs_in_group(node.group, option)
+    return kept_bytes(node.group.ops, option.ops, space.kept[node.class_key], cls.tensors, specs, space.mesh)
+
+
+def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sharers: Mapping[str, int]) -> float:
+    """The same as one number. A tensor that several groups keep is shared among them (in equal specs, as is usual), one
+    that all layers keep together among the layers."""
+    once, layers = space.once[node.class_key], space.counts[node.class_key]
+    return sum(
+        size / sharers.get(name, 1) / (layers if name in once else 1)
+        for (name, _), size in sorted(group_kept(space, node, option).items())
+    )
+
+
+def group_live(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:
+    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents."""
+    cls = space.graph.classes[node.class_key]
+    pairs = [*zip(node.group.reads, option.needs, strict=True), *zip(node.group.exports, option.gives, strict=True)]
+    return 2.0 * sum(cls.tensors[n].bytes / split_factor(s, space.mesh) for n, s in pairs)
+
+
+def specs_in_group(group: Group, option: GroupStrategy) -> dict[str, Spec]:
+    """Spec of every tensor that a group reads or makes."""
+    specs: dict[str, Spec] = {}
+    for op, strategy in zip(group.ops, option.ops, strict=True):
+        for i, name in enumerate(op.inputs):
+            if name:
+                specs.setdefault(name, operand_spec(op, i, strategy))
+        for i, name in enumerate(op.outputs):
+            specs[name] = result_spec(op, i, strategy)
+    return specs

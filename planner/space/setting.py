@@ -1,0 +1,16 @@
+"""What is fixed while one intra-op problem is solved."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Remat = Literal["none", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Microbatches of a step, stages that the model is assumed to be cut into, microbatches in flight, remat."""
+
+    microbatches: int
+    stages: int
+    in_flight: int
+    remat: Remat
