@@ -9,6 +9,8 @@ activations take) is solved, in the baseline's favour. None of them shares code 
     GPipe           equal stages, data parallel inside, 4 microbatches a stage, full remat
 """
 
+import bisect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +40,9 @@ SPLITS: tuple[tuple[str, int], ...] = (
     (r"(^|/)(token_embedding|embedding|tokens)$", 0),
     (r"(^|/)(head|lm_head|unembedding|output)$", -1),
 )
+
+
+Allowed = Callable[[ModelSpace, ParameterNode, Storage], bool]
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,7 @@ def batch_dims(graph: ModelGraph) -> dict[str, dict[str, frozenset[int]]]:
     return found
 
 
-def _restriction(
-    batch_axes: tuple[int, ...], allowed: Callable[[ModelSpace, ParameterNode, Storage], bool]
-) -> Restrict:
+def _restriction(batch_axes: tuple[int, ...], allowed: Allowed) -> Restrict:
     """Only batch dims are split on `batch_axes`, none on the others; parameters are stored as `allowed` says."""
 
     def restrict(space: ModelSpace, problem: IntraOpProblem) -> IntraOpProblem:
@@ -175,7 +178,8 @@ def baselines(
             flat,
             global_batch,
             sizes,
-            _restriction(tuple(range(len(flat))), _whole),
+            tuple(range(len(flat))),
+            _whole,
         ),
     )
     yield _best(
@@ -190,7 +194,8 @@ def baselines(
             flat,
             global_batch,
             sizes,
-            _restriction(tuple(range(len(flat))), _split_over_all),
+            tuple(range(len(flat))),
+            _split_over_all,
         ),
     )
     inner = max(
@@ -203,9 +208,7 @@ def baselines(
         yield _best(
             "Megatron",
             f"tensor parallel {inner} x data parallel {count // inner}{where}",
-            _one_stage(
-                cluster, graph_of, facts, pool, count, mesh, global_batch, sizes, _restriction(axes, _megatron_storage)
-            ),
+            _one_stage(cluster, graph_of, facts, pool, count, mesh, global_batch, sizes, axes, _megatron_storage),
         )
     yield _best(
         "GPipe",
@@ -238,12 +241,35 @@ def _one_stage(
     mesh: Mesh,
     global_batch: int,
     sizes: tuple[int, ...],
-    restrict: Restrict,
+    batch_axes: tuple[int, ...],
+    allowed: Allowed,
 ) -> Iterator[Score | str]:
-    candidates = Candidates(cluster=cluster, graph_of=graph_of, facts=facts, restrict=restrict)
+    """The largest microbatch size that fits, which bisection finds as memory only grows with it, and then smaller ones
+    while they are faster."""
+    shards = count // mesh[1] if len(mesh) == 2 else count if batch_axes else 1
+    fair = [size for size in sizes if size % shards == 0]
+    if not fair:
+        yield f"no microbatch size of a batch of {global_batch} splits over {shards} devices"
+        return
+    candidates = Candidates(cluster=cluster, graph_of=graph_of, facts=facts, restrict=_restriction(batch_axes, allowed))
     pin = StagePin(groups=(GroupPin(pool=pool.name, devices=count, mesh=mesh),))
-    for size in sizes:
-        yield from _try(candidates, (pin,), size, global_batch // size, "gpipe" if global_batch == size else "1f1b")
+    found: dict[int, Score | str] = {}
+
+    def value(i: int) -> float:
+        if i not in found:
+            size = fair[i]
+            (found[i],) = _try(
+                candidates, (pin,), size, global_batch // size, "gpipe" if global_batch == size else "1f1b"
+            )
+        one = found[i]
+        return math.inf if isinstance(one, str) else one.time_s
+
+    at = bisect.bisect_left(range(len(fair)), True, key=lambda i: value(i) < math.inf)
+    at = min(at, len(fair) - 1)
+    while at + 1 < len(fair) and value(at + 1) < value(at):
+        at += 1
+    value(at)
+    yield from found.values()
 
 
 def _gpipe(

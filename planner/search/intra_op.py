@@ -51,12 +51,15 @@ NEAR_MISSES = 50
 """Assignments that fit only within HiGHS's tolerance and are ruled out one by one, before the search gives up."""
 
 
-def solve(problem: IntraOpProblem, *, budget: SearchBudget | None = None) -> Solution:
+def solve(problem: IntraOpProblem, *, budget: SearchBudget | None = None, of_interest_s: float = math.inf) -> Solution:
     """The fastest assignment that fits, with a bound; the same input gives the same output.
 
     An infeasible problem comes back with the status and with the assignment that misses the memory budget by least.
+
+    Args:
+        of_interest_s: the search ends as soon as its bound exceeds this, with what it has.
     """
-    return _Search(problem, Goal.time, budget or SearchBudget()).run()
+    return _Search(problem, Goal.time, budget or SearchBudget(), of_interest_s).run()
 
 
 def solve_by_ilp(problem: IntraOpProblem, *, budget: SearchBudget | None = None) -> Solution:
@@ -124,8 +127,8 @@ def _timeless(problem: IntraOpProblem, rows: np.ndarray, limits: Floats) -> Intr
 class _Search:
     """Incumbent and bound of one search in the goal's unit, in terms of the problem that it was given."""
 
-    def __init__(self, problem: IntraOpProblem, goal: Goal, budget: SearchBudget):
-        self.problem, self.goal, self.budget = problem, goal, budget
+    def __init__(self, problem: IntraOpProblem, goal: Goal, budget: SearchBudget, of_interest: float = math.inf):
+        self.problem, self.goal, self.budget, self.of_interest = problem, goal, budget, of_interest
         self.choice: tuple[int, ...] = ()
         self.value = math.inf
         self.bound = -math.inf
@@ -144,7 +147,7 @@ class _Search:
             if not choice:
                 return _nothing(SearchStatus.infeasible_casts, self)
             self.offer(free.invert(choice))
-        if not self.closed():
+        if not self.closed() and not self._too_slow():
             self._with_rows()
         return self.finish()
 
@@ -172,6 +175,12 @@ class _Search:
     def closed(self) -> bool:
         """Whether the gap is within the request (or within rounding)."""
         return bool(self.choice) and self.value - self.bound <= (self.budget.relative_gap + ROUNDING) * self.unit()
+
+    def _too_slow(self) -> bool:
+        """Whether nothing of interest is left to find, which counts as a limit."""
+        too_slow = self.of_interest < self.bound < math.inf
+        self.limit_fired |= too_slow
+        return too_slow
 
     def finish(self) -> Solution:
         """The result as it stands, for the goal of least time."""
@@ -211,12 +220,12 @@ class _Search:
             else:
                 self.limit_fired = True
             return
-        relaxed = relax(problem, elimination, self.goal, self.budget)
+        relaxed = relax(problem, elimination, self.goal, self.budget, self.of_interest)
         self.effort["dual_steps"] = relaxed.steps
         self.bound = max(self.bound, relaxed.bound)
         if relaxed.choice:
             self.offer(reduced.invert(relaxed.choice))
-        if not relaxed.through:
+        if self._too_slow() or not relaxed.through:
             return
         if not self.budget.prove:
             self.limit_fired = True

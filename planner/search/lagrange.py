@@ -22,7 +22,10 @@ PRICE_LIMIT = 1e5
 """Largest price, as a multiple of (fastest time / budget): far above any that a problem that fits can need."""
 
 RAISED = (1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0)
-"""Multiples of the best prices that are tried for more incumbents."""
+"""Multiples of the best prices that are tried, in this order, until an assignment fits."""
+
+HALVINGS = 3
+"""Further multiples tried between the first that fits and the one before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,16 +47,30 @@ class Relaxation:
     steps: int
 
 
-def relax(problem: IntraOpProblem, elimination: Elimination, goal: Goal, budget: SearchBudget) -> Relaxation:
-    """Bound a problem with memory rows, look for good assignments, and bound every strategy."""
-    return _Dual(problem, elimination, goal, budget).run()
+def relax(
+    problem: IntraOpProblem, elimination: Elimination, goal: Goal, budget: SearchBudget, of_interest: float = math.inf
+) -> Relaxation:
+    """Bound a problem with memory rows, look for good assignments, and bound every strategy.
+
+    Args:
+        of_interest: ends as soon as the bound exceeds this.
+    """
+    return _Dual(problem, elimination, goal, budget, of_interest).run()
 
 
 class _Dual:
     """Prices, cuts and the incumbent of one relaxation."""
 
-    def __init__(self, problem: IntraOpProblem, elimination: Elimination, goal: Goal, budget: SearchBudget):
+    def __init__(
+        self,
+        problem: IntraOpProblem,
+        elimination: Elimination,
+        goal: Goal,
+        budget: SearchBudget,
+        of_interest: float = math.inf,
+    ):
         self.problem, self.elimination, self.goal, self.budget = problem, elimination, goal, budget
+        self.of_interest = of_interest
         self.rows = len(problem.budget_bytes)
         self.time_weight = 1.0 if goal is Goal.time else 0.0
         self.floor = max(0.0, max(float(node.transient_bytes.min()) for node in problem.nodes))
@@ -62,6 +79,7 @@ class _Dual:
         self.cuts: list[tuple[float, Floats]] = []
         self.choice: tuple[int, ...] = ()
         self.value = math.inf
+        self.fits = False  # the oracle's last assignment
         self.steps = 0
         self.best, self.best_prices = -math.inf, np.zeros(self.rows)
 
@@ -71,26 +89,40 @@ class _Dual:
         scale_bytes = np.maximum(np.abs(self.problem.budget_bytes), 1.0)
         scale = max(gap_unit(self.problem, self.goal, self.cuts[0][0]), 1e-12)
         worst_s = _largest_time_s(self.problem)
-        while self.steps < self.budget.dual_steps and not self._closed():
+        while self.steps < self.budget.dual_steps and not self._closed() and self.best <= self.of_interest:
             prices, model = self._next_prices(scale, scale_bytes)
             self._try(prices)
             if self.goal is Goal.time and self.best > worst_s * (1 + 1e-9):
                 return Relaxation(bound=math.inf, choice=(), value=math.inf, through=(), steps=self.steps)
             if model - self.best <= 1e-7 * scale:
                 break
-        if self.goal is Goal.time:
-            for factor in RAISED:
-                if not self._closed():
-                    before = self.value
-                    self._oracle(self.best_prices * factor, 1.0)
-                    if self.value == before and math.isfinite(before):
-                        break
         through: tuple[Floats, ...] = ()
-        if not self._closed():
-            through = self._through()
+        if self.best <= self.of_interest:
+            if self.goal is Goal.time:
+                self._raise_prices()
+            if not self._closed():
+                through = self._through()
         return Relaxation(
             bound=min(self.best, self.value), choice=self.choice, value=self.value, through=through, steps=self.steps
         )
+
+    def _raise_prices(self) -> None:
+        """Looks for the least multiple of the best prices whose assignment fits: the faster, the lower the prices."""
+        low, high = 1.0, math.inf
+        for factor in RAISED:
+            if self._closed():
+                return
+            self._oracle(self.best_prices * factor, 1.0)
+            if self.fits:
+                high = factor
+                break
+            low = factor
+        for _ in range(HALVINGS if math.isfinite(high) else 0):
+            if self._closed() or high / low < RAISED[0]:
+                return
+            middle = math.sqrt(low * high)
+            self._oracle(self.best_prices * middle, 1.0)
+            low, high = (low, middle) if self.fits else (middle, high)
 
     def _start(self) -> bool:
         """First cuts: the fastest assignment and the smallest of each row. False where a row cannot fit at all."""
@@ -140,6 +172,7 @@ class _Dual:
         cost = evaluate(self.problem, choice)
         self.cuts.append((self.time_weight * cost.time_s, cost.memory_bytes + self.floor - self.problem.budget_bytes))
         reached = score(self.problem, choice, self.goal)
+        self.fits = math.isfinite(reached)
         if reached < self.value:
             self.value, self.choice = reached, choice
         return value + float(prices @ (self.floor - self.problem.budget_bytes))

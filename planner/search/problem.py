@@ -73,7 +73,7 @@ class SearchBudget:
     relative_gap: float = 1e-6
     prove: bool = True
     mip_nodes: int = 20_000
-    table_entries: int = 4_000_000
+    table_entries: int = 16_000_000
     dual_steps: int = 40
     stage_cells: int = 200
     stage_runs: int = 60
