@@ -16,7 +16,6 @@ latency: a chain inside each node and a binary tree over nodes, up and down.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args, overload
@@ -24,7 +23,7 @@ from typing import Literal, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.cluster import Cluster, Device, DeviceGroup, Link, LinkTier
+from costmodel.cluster import DeviceGroup, Link, LinkTier
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -51,6 +50,10 @@ class AxisLink:
     all_to_all_bytes_per_s: float | None = None
     tree_latency_s: float | None = None
     start_s: float = 0.0
+
+
+NO_LINK = AxisLink(size=1, bandwidth_bytes_per_s=math.inf, latency_s=0.0)
+"""Where nothing moves: on an axis of one device, and from a set of devices to itself."""
 
 
 @overload
@@ -99,7 +102,7 @@ def transfer_time_s(transfer_bytes: float, link: AxisLink) -> float: ...
 @overload
 def transfer_time_s(transfer_bytes: Floats, link: AxisLink) -> Floats: ...
 def transfer_time_s(transfer_bytes: float | Floats, link: AxisLink) -> float | Floats:
-    """Seconds to move bytes between two sets of devices (C6), with `link` from `transfer_link`; 0 for no bytes."""
+    """Seconds to move bytes between two sets of devices (C6), with `link` from `Transfers.link`; 0 for no bytes."""
     size = np.asarray(transfer_bytes, dtype=np.float64)
     time = np.where(size > 0, link.latency_s + size / link.bandwidth_bytes_per_s, 0.0)
     return time if isinstance(transfer_bytes, np.ndarray) else float(time)
@@ -152,7 +155,7 @@ def _axis_link(group: DeviceGroup, node: NDArray[np.int64], index: NDArray[np.in
     """`node` and `index` hold one ring a row."""
     size = node.shape[1]
     if size == 1:
-        return AxisLink(size=1, bandwidth_bytes_per_s=math.inf, latency_s=0.0)
+        return NO_LINK
     next_node, next_index = np.roll(node, -1, axis=1), np.roll(index, -1, axis=1)
     outer = node != next_node
     tiers = _tiers_used(group, index, next_index, ~outer)
@@ -208,44 +211,3 @@ def _rates_between_nodes(group: DeviceGroup, inter: Link, node: NDArray[np.int64
     ring = rate * np.minimum(1 / rings, here * own)
     scatter = rate * np.minimum(1 / devices, own) * (size - 1) / (size - here)
     return float(ring.min()), float(scatter.min())
-
-
-def transfer_link(cluster: Cluster, source: Sequence[Device], target: Sequence[Device]) -> AxisLink:
-    """What a tensor spread evenly over `source` sees on its way to `target`, all devices sending at once.
-
-    Inside a node the smaller side's devices send over the narrowest tier that joins all. Between nodes each side's
-    nodes give their NICs (a device only its own share of them), and between groups each node's group link; the slower
-    side counts.
-
-    Args:
-        cluster: holds both sets.
-        source: devices that hold the tensor, all of one group.
-        target: devices that receive it, all of one group.
-
-    Returns:
-        An `AxisLink` for `transfer_time_s`, with bandwidth in total bytes per second; infinite where nothing moves.
-    """
-    if {device.id for device in source} == {device.id for device in target}:
-        return AxisLink(size=1, bandwidth_bytes_per_s=math.inf, latency_s=0.0)
-    size = len({device.id for device in (*source, *target)})
-    one, other = cluster.group(source[0].group), cluster.group(target[0].group)
-    places = {(device.group, device.node) for device in (*source, *target)}
-    if len(places) == 1:
-        indices = [device.index for device in (*source, *target)]
-        tier = next(tier for tier in one.intra if len({index // tier.span for index in indices}) == 1)
-        lanes = min(len(source), len(target))
-        return AxisLink(size=size, bandwidth_bytes_per_s=lanes * tier.achieved_bytes_per_s, latency_s=tier.latency_s)
-    link = cluster.group_link(one.name, other.name)
-    rate = min(_node_rates(one, link, source), _node_rates(other, link, target))
-    return AxisLink(size=size, bandwidth_bytes_per_s=rate, latency_s=link.latency_s)
-
-
-def _node_rates(group: DeviceGroup, link: Link, devices: Sequence[Device]) -> float:
-    """Total bandwidth of the nodes that `devices` stand in, each limited by how many of its devices take part."""
-    own = max(1.0, link.nics / group.devices_per_node) / link.nics
-    total = 0.0
-    for node in sorted({device.node for device in devices}):
-        here = sum(device.node == node for device in devices)
-        slow = group.overrides.slow_links.get(str(node), 1.0)
-        total += link.achieved_bytes_per_s / slow * min(1.0, here * own)
-    return total

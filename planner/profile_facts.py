@@ -49,7 +49,7 @@ def facts_of_kinds(cluster: Cluster, profile: Profile | None) -> KindFacts:
         except ProfileError as error:
             errors.append(error)
             continue
-        facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives)
+        facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives, applied.copies)
         profiled.append(group.device.name)
         notes += applied.notes
     if not profiled:

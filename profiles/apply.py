@@ -7,13 +7,13 @@ from types import MappingProxyType
 import msgspec
 
 from costmodel.collective_lines import CollectiveLines
-from costmodel.collectives import AxisLink
 from costmodel.compute import matmul_peak_key
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import ProfileError
 from costmodel.estimator import MeasuredOp
 from costmodel.provenance import Provenance, weakest
-from profiles.schema import CopyLine, Profile
+from costmodel.transfers import CopyLines
+from profiles.schema import Profile
 from profiles.store import profile_id
 
 
@@ -25,7 +25,7 @@ class AppliedProfile:
         kind: with achieved rates for peaks; for prices only, as utilisation is a share of the kind's own peak.
         op_times: by `Op.key`.
         collectives: lines of collectives inside a node.
-        copies: by lanes, the line of a copy between devices of a node, in bytes of one lane.
+        copies: lines of copies between devices of a node.
         profile_id: names the profile by its content.
         notes: sentences about how the profile was used, for reports.
     """
@@ -33,23 +33,9 @@ class AppliedProfile:
     kind: DeviceKind
     op_times: Mapping[str, MeasuredOp]
     collectives: CollectiveLines
-    copies: Mapping[int, CopyLine]
+    copies: CopyLines
     profile_id: str
     notes: tuple[str, ...] = ()
-
-    def transfer_link(self, link: AxisLink, lanes: int) -> AxisLink:
-        """What a transfer inside a node sees, for `costmodel.collectives.transfer_time_s`.
-
-        Args:
-            link: as computed from the cluster; kept where copies were not measured.
-            lanes: devices that send at the same time: those of the smaller side.
-        """
-        if not self.copies:
-            return link
-        line = self.copies[min(self.copies, key=lambda measured: (abs(measured - lanes), measured))]
-        if not line.s_per_byte:
-            return link
-        return AxisLink(size=link.size, bandwidth_bytes_per_s=lanes / line.s_per_byte, latency_s=line.fixed_s)
 
 
 def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = None) -> AppliedProfile:
@@ -73,7 +59,7 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
             {key: MeasuredOp(op.forward_s, op.backward_s, op.provenance) for key, op in profile.ops.items()}
         ),
         collectives=CollectiveLines(lines),
-        copies=MappingProxyType({one.lanes: one for one in profile.copy_lines}),
+        copies=MappingProxyType({one.lanes: (one.fixed_s, one.s_per_byte) for one in profile.copy_lines}),
         profile_id=profile_id(profile),
         notes=_notes(kind, profile, devices),
     )

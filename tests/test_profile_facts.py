@@ -9,8 +9,9 @@ from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.models import gpt
 from planner.profile_facts import coverage_findings, facts_of_kinds, with_measured_size
+from planner.search.pinned import GroupPin, StagePin
 from profiles.catalogue import device_kind
-from profiles.schema import OpTime, Profile
+from profiles.schema import CopyLine, OpTime, Profile
 from tests.small_profiles import small_profile
 
 TASK = gpt(hidden=32, layers=2, heads=2, vocab=64, seq=8, dtype="float32")
@@ -85,6 +86,16 @@ def test_a_plan_reports_how_much_of_it_was_measured() -> None:
     (finding,) = (one for one in plan.findings if one.code == "MP173")
     assert finding.severity == "note" and f"microbatch {plan.microbatch_size}" in finding.message
     assert not any(one.code == "MP173" for one in planner.plan(TASK, cluster=CPUS, global_batch=4).findings)
+
+
+@pytest.mark.parametrize("slope", [1e-10, 1e-7])
+def test_transfers_between_stages_take_the_time_of_measured_copies(slope: float) -> None:
+    line = CopyLine(route="device_to_device", lanes=1, fixed_s=1e-3, s_per_byte=slope)
+    pins = (StagePin(groups=(GroupPin(pool="g", devices=1),)),) * 2
+    profile = small_profile(copy_lines=(line,))
+    plan = planner.plan(TASK, cluster=CPUS, global_batch=4, microbatch=2, pins=pins, profile=profile, baselines=False)
+    (transfer,) = plan.transfers
+    assert transfer.bytes > 0 and transfer.time_s == pytest.approx(1e-3 + slope * transfer.bytes)
 
 
 def test_a_profile_of_no_kind_of_the_cluster_is_refused() -> None:

@@ -87,7 +87,7 @@ def _least_memory(request: "Request", candidates: Candidates) -> Score | None:
             group = GroupChoice(pool=pool.name, devices=devices, decision=decision, microbatches=tuple(range(count)))
             layout = Layout(
                 graph=graph,
-                cluster=request.cluster,
+                transfers=candidates.transfers,
                 schedule="1f1b",
                 microbatches=count,
                 stages=(StageChoice(start=0, stop=len(graph.blocks), groups=(group,)),),

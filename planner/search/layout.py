@@ -7,6 +7,7 @@ from functools import cached_property
 
 from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
+from costmodel.transfers import Transfers
 from planner.search.stage_links import link_cost
 from planner.space.backward import is_layered
 from planner.space.decision import BlockCost, Decision
@@ -33,13 +34,21 @@ class StageChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Stages in order, the schedule's name and the number of microbatches of `graph.microbatch` examples."""
+    """Stages in order, the schedule's name and the number of microbatches of `graph.microbatch` examples.
+
+    Attributes:
+        transfers: what stages see of each other on the layout's cluster.
+    """
 
     graph: ModelGraph
-    cluster: Cluster
+    transfers: Transfers
     stages: tuple[StageChoice, ...]
     schedule: str
     microbatches: int
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.transfers.cluster
 
     @cached_property
     def crossings(self) -> tuple[tuple[str, ...], ...]:

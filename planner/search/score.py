@@ -4,7 +4,7 @@ all pass through here."""
 import math
 from dataclasses import dataclass
 
-from costmodel.collectives import transfer_link, transfer_time_s
+from costmodel.collectives import transfer_time_s
 from costmodel.schedule.actions import Actor, Schedule
 from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.validate import in_flight
@@ -107,8 +107,8 @@ def _sends(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:
         forward, backward = crossing_bytes(layout.graph, values)
         for a, one in enumerate(layout.stages[s].groups):
             for b, other in enumerate(layout.stages[s + 1].groups):
-                there = transfer_link(layout.cluster, one.devices, other.devices)
-                back = transfer_link(layout.cluster, other.devices, one.devices)
+                there = layout.transfers.link(one.devices, other.devices)
+                back = layout.transfers.link(other.devices, one.devices)
                 sends[Actor(s, a), Actor(s + 1, b)] = SendTimes(
                     activation_s=transfer_time_s(float(forward), there) - (there.latency_s if forward else 0.0),
                     gradient_s=transfer_time_s(float(backward), back) - (back.latency_s if backward else 0.0),
@@ -147,7 +147,7 @@ def _exchange_seconds(layout: Layout, stage: int) -> float:
         size += facts.elements * share * facts.gradient_itemsize if facts.trained else 0.0
     first = choice.groups[0]
     return sum(
-        transfer_time_s(size, transfer_link(layout.cluster, one, other))
+        transfer_time_s(size, layout.transfers.link(one, other))
         for group in choice.groups[1:]
         for one, other in ((group.devices, first.devices), (first.devices, group.devices))
     )
@@ -173,12 +173,9 @@ def tied_seconds(layout: Layout) -> list[float]:
         owner = layout.stages[stages[0]].groups[0].devices
         for s in stages[1:]:
             other = layout.stages[s].groups[0].devices
-            time_s = transfer_time_s(
-                float(facts.elements * facts.gradient_itemsize), transfer_link(layout.cluster, other, owner)
-            )
-            time_s += transfer_time_s(
-                float(facts.elements * facts.itemsize), transfer_link(layout.cluster, owner, other)
-            )
+            there, back = layout.transfers.link(other, owner), layout.transfers.link(owner, other)
+            time_s = transfer_time_s(float(facts.elements * facts.gradient_itemsize), there)
+            time_s += transfer_time_s(float(facts.elements * facts.itemsize), back)
             out[s] += time_s
             out[stages[0]] += time_s
     return out

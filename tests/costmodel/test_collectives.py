@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.cluster import Cluster, DeviceGroup, GroupLink, Link, LinkTier, Overrides
-from costmodel.collectives import COLLECTIVES, AxisLink, axis_links, collective_time_s, transfer_link, transfer_time_s
+from costmodel.cluster import DeviceGroup, Link, LinkTier, Overrides
+from costmodel.collectives import COLLECTIVES, AxisLink, axis_links, collective_time_s, transfer_time_s
 from costmodel.device_kind import DeviceKind
 
 KIND = DeviceKind(
@@ -179,34 +179,6 @@ def test_faster_networks_are_never_slower(rate, more):
 
     for slow, fast in zip(axis_links(built(rate), (3, 3)), axis_links(built(rate * more), (3, 3))):
         assert collective_time_s("all_gather", 1e9, fast) <= collective_time_s("all_gather", 1e9, slow)
-
-
-def mixed() -> Cluster:
-    link = GroupLink(between=("g", "h"), bandwidth_bytes_per_s=10e9, latency_s=30e-6, efficiency=1)
-    return Cluster(name="c", groups=(group(nics=8), group(name="h", nics=8)), links=(link,))
-
-
-def test_transfer_inside_a_node_uses_the_devices_of_the_smaller_side():
-    cluster = mixed()
-    devices = cluster.devices_of("g")
-    link = transfer_link(cluster, devices[:2], devices[4:8])
-    assert (link.bandwidth_bytes_per_s, link.latency_s) == (200e9, 1e-6)
-    assert transfer_time_s(2e9, link) == pytest.approx(0.01 + 1e-6)
-    assert transfer_time_s(2e9, transfer_link(cluster, devices[:2], devices[:2])) == 0
-
-
-def test_transfer_between_nodes_uses_the_nics_of_those_that_send():
-    cluster = mixed()
-    devices = cluster.devices_of("g")
-    assert transfer_link(cluster, devices[:8], devices[8:]).bandwidth_bytes_per_s == pytest.approx(40e9)
-    assert transfer_link(cluster, devices[:1], devices[8:]).bandwidth_bytes_per_s == pytest.approx(5e9)
-
-
-def test_transfer_between_groups_counts_nodes():
-    cluster = mixed()
-    g, h = cluster.devices_of("g"), cluster.devices_of("h")
-    assert transfer_link(cluster, g, h).bandwidth_bytes_per_s == pytest.approx(20e9)
-    assert transfer_link(cluster, g[:8], h).bandwidth_bytes_per_s == pytest.approx(10e9)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from costmodel.collectives import AxisLink, transfer_time_s
+from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import ProfileError
@@ -151,15 +151,13 @@ def test_collectives_follow_the_fitted_lines() -> None:
     assert prices.op(largest, (1,), TENSORS, traffic).forward_s > 7e-4
 
 
-def test_transfers_follow_the_copies_of_as_many_lanes() -> None:
+def test_copies_are_lines_by_lanes() -> None:
     lines = tuple(
         CopyLine(route="device_to_device", lanes=lanes, fixed_s=1e-4, s_per_byte=rate)
         for lanes, rate in ((1, 1e-10), (4, 4e-10))
     )
-    applied = apply_profile(CPU, small_profile(copy_lines=lines))
-    assert transfer_time_s(1e6, applied.transfer_link(LINK, 1)) == pytest.approx(1e-4 + 1e-4)
-    assert transfer_time_s(4e6, applied.transfer_link(LINK, 4)) == pytest.approx(1e-4 + 4e-4)
-    assert apply_profile(CPU, small_profile(copy_lines=())).transfer_link(LINK, 2) is LINK
+    assert apply_profile(CPU, small_profile(copy_lines=lines)).copies == {1: (1e-4, 1e-10), 4: (1e-4, 4e-10)}
+    assert apply_profile(CPU, small_profile(copy_lines=())).copies == {}
 
 
 def test_a_profile_of_another_kind_is_refused_and_names_both() -> None:
