@@ -4,7 +4,7 @@
     T2  bandwidth = lanes * tier                        inside a node, where none was measured
     T3  bandwidth = min over the two sides of the sum over a side's nodes of  link * min(1, m max(1, nics/d) / nics)
 
-T3 is between nodes, with `m` of a node's `d` devices taking part. Lanes are the devices that send at the same time: those
+T3 is between nodes, with `m` of a node's `d` devices taking part. Lanes are the devices that send at once: those
 of the smaller side. Times follow from these by C6 of `costmodel.collectives`.
 """
 

@@ -13,6 +13,8 @@ from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
 from costmodel.op_times import scaled_op_times
 from costmodel.transfers import CopyLines, Transfers
+from costmodel.sharding import split_factor
+from planner.search.cuts import border_bytes
 from planner.search.intra_op import least_memory, solve
 from planner.search.priced import price_memory
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
@@ -109,9 +111,10 @@ class Candidates:
     restrict: Restrict | None = None
     solved: int = 0
     _spaces: dict[tuple[str, Mesh, int], ModelSpace] = field(default_factory=dict)
-    _decisions: dict[tuple[object, ...], Decision | None] = field(default_factory=dict)
+    _decisions: dict[tuple[object, ...], Decision | float | None] = field(default_factory=dict)
     _price: float | None = None
     _footprints: dict[int, tuple[float, float, float, float]] = field(default_factory=dict)
+    _borders: dict[int, list[float]] = field(default_factory=dict)
     _free: dict[tuple[object, ...], Solution] = field(default_factory=dict)
 
     @cached_property
@@ -146,23 +149,39 @@ class Candidates:
         *,
         share: float = 1.0,
         budget: SearchBudget = SCREEN,
+        of_interest_s: float = math.inf,
     ) -> Decision | None:
-        """The fastest decision that fits `share` of a device's free memory, or None."""
+        """The fastest decision that fits `share` of a device's free memory, or None.
+
+        Args:
+            of_interest_s: None also where it is proven to take longer; may fall from call to call, never rise.
+        """
         key = (pool.name, mesh, microbatch, setting, share, budget)
         if key not in self._decisions:
-            self._decisions[key] = self._decide(pool, mesh, microbatch, setting, share, budget)
-        return self._decisions[key]
+            self._decisions[key] = self._decide(pool, mesh, microbatch, setting, share, budget, of_interest_s)
+        found = self._decisions[key]
+        return found if isinstance(found, Decision) and found.bound_s <= of_interest_s else None
 
     def _decide(
-        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting, share: float, budget: SearchBudget
-    ) -> Decision | None:
+        self,
+        pool: DeviceGroup,
+        mesh: Mesh,
+        microbatch: int,
+        setting: Setting,
+        share: float,
+        budget: SearchBudget,
+        of_interest_s: float,
+    ) -> Decision | float | None:
+        """A decision; the proven bound of one that is too slow to be of interest; None where nothing fits."""
         if (
             self._least_bytes(microbatch, setting) / math.prod(mesh)
             > share * self.facts[pool.device.name].kind.usable_bytes
         ):
             return None
         space = self.space(pool, mesh, microbatch)
-        problem = self._problem(space, setting, share * space.pricing.kind.usable_bytes)
+        buffers = self._buffers(microbatch, setting.stages) / math.prod(mesh)
+        free_bytes = share * space.pricing.kind.usable_bytes - buffers
+        problem = self._problem(space, setting, free_bytes)
         if sum(node.memory_bytes[0].min() for node in problem.nodes) > problem.budget_bytes[0]:
             return None
         solution = None
@@ -170,8 +189,10 @@ class Candidates:
             free = self.free(pool, mesh, microbatch, setting)
             solution = free if free.status.found and evaluate(problem, free.choice).feasible else None
         if solution is None:
-            solution = solve(problem, budget=budget)
+            solution = solve(problem, budget=budget, of_interest_s=of_interest_s)
             self.solved += 1
+        if of_interest_s < solution.bound_s < math.inf:
+            return solution.bound_s
         if not solution.status.found and solution.limit_fired:
             priced = price_memory(problem, self._solve_free, self._price)
             self._price = priced.price
@@ -187,6 +208,26 @@ class Candidates:
         return Decision(
             space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s
         )
+
+    def borders(self, microbatch: int) -> list[float]:
+        """`border_bytes` of the model at a microbatch size."""
+        if microbatch not in self._borders:
+            self._borders[microbatch] = border_bytes(self.graph_of(microbatch))
+        return self._borders[microbatch]
+
+    def _buffers(self, microbatch: int, stages: int) -> float:
+        """Bytes that a stage's devices hold together, two deep, of what crosses its borders (the largest one)."""
+        largest = max((size for size in self.borders(microbatch) if math.isfinite(size)), default=0.0)
+        return 2.0 * min(2, stages - 1) * largest
+
+    def buffer_bytes(self, decision: Decision) -> float:
+        """The same for one device: values that cross are split as the activations that the blocks take."""
+        space, parts = decision.space, []
+        for key, cls in space.graph.classes.items():
+            specs = [spec for name, spec in decision.input_specs[key].items() if cls.tensors[name].role == "activation"]
+            if specs:
+                parts.append(max(split_factor(spec, space.mesh) for spec in specs))
+        return self._buffers(space.graph.microbatch, decision.setting.stages) / min(parts, default=1)
 
     def _solve_free(self, problem: IntraOpProblem) -> tuple[tuple[int, ...], float]:
         self.solved += 1
@@ -220,7 +261,8 @@ class Candidates:
         solved and fits."""
         for (pool, mesh, microbatch, setting, *_), decision in self._decisions.items():
             if decision is not None:
-                yield (str(pool), math.prod(mesh), int(microbatch), setting.stages), decision.bound_s  # type: ignore[arg-type, attr-defined]
+                bound_s = decision.bound_s if isinstance(decision, Decision) else decision
+                yield (str(pool), math.prod(mesh), int(microbatch), setting.stages), bound_s  # type: ignore[arg-type, attr-defined]
 
     def nearest(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Decision | None:
         """The decision that needs least memory, whether it fits or not."""
@@ -242,21 +284,20 @@ class Candidates:
         stages: int,
         in_flight: int,
         share: float = 1.0,
-        incumbent_s: float = math.inf,
+        of_interest_s: float = math.inf,
     ) -> tuple[Decision, ...]:
         """Decisions without remat and, unless the fastest of those fits freely, with it.
 
         Args:
-            incumbent_s: decisions whose bound exceeds this are left out.
+            of_interest_s: decisions whose bound exceeds this are left out.
         """
         found = []
         for remat in ("none", "full"):
             setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)  # type: ignore[arg-type]
-            decision = self.decide(pool, mesh, microbatch, setting, share=share)
+            decision = self.decide(pool, mesh, microbatch, setting, share=share, of_interest_s=of_interest_s)
             if decision is None:
                 continue
-            if decision.bound_s <= incumbent_s:
-                found.append(decision)
+            found.append(decision)
             if remat == "none" and decision.choice == self.free(pool, mesh, microbatch, setting).choice:
                 break  # the fastest of all fits: nothing to gain from remat
         return tuple(found)

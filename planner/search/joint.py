@@ -27,8 +27,8 @@ from planner.search.bounds import certificate
 from planner.search.candidates import FINAL, Candidates, Facts, footprint, meshes, pool_devices, stage_sizes
 from planner.search.infeasible import explain_miss
 from planner.search.inter_op import plan_stages
-from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, crossing_values
-from planner.search.pinned import StagePin, pinned_layout, uncut_borders
+from planner.search.layout import GroupChoice, Layout, StageChoice
+from planner.search.pinned import StagePin, pinned_layout
 from planner.search.problem import SearchBudget
 from planner.search.score import Score, score
 from planner.search.stages import GroupCosts, ScheduleKind, StageOption, StagePlan, StageProblem
@@ -38,6 +38,7 @@ Say = Callable[[str, int, int], None]
 KEEP = 3  # plans of one DP that are simulated
 FAR = 1.2  # inner axis sizes slower than this times the best are not tried again
 PATIENCE = 2  # numbers of stages in a row that were no better, before larger ones are not tried
+UNCUT_BYTES = 1e18  # what crosses a border that no plan cuts
 DP = SearchBudget(relative_gap=0.005)
 
 
@@ -253,7 +254,7 @@ class _Search:
             for pool, decision in b.groups:
                 mesh = decision.space.mesh
                 own = times.setdefault((pool.name, int(np.prod(mesh)) if mesh else 1), {})
-                own[inner_size(mesh)] = min(own.get(inner_size(mesh), np.inf), decision.time_s)
+                own[inner_size(mesh)] = min(own.get(inner_size(mesh), np.inf), decision.bound_s)
         for (pool_name, _), own in times.items():
             if len(own) > 1:
                 self.near[pool_name] = {i for i, t in own.items() if t <= FAR * min(own.values())}
@@ -292,7 +293,7 @@ class _Search:
                         microbatches=count,
                         stages=stages,
                         in_flight=in_flight,
-                        incumbent_s=self._incumbent(stages, p, devices, count),
+                        of_interest_s=self._of_interest(stages, p, devices, count),
                     ):
                         whole[p].setdefault(devices, []).append(decision)
                         used = tuple(devices if q == p else 0 for q in range(len(self.pools)))
@@ -300,7 +301,7 @@ class _Search:
         if len(self.pools) == 2 and not self.request.one_group and count > 1:
             yield from self._mixed(stages, count, whole)
 
-    def _incumbent(self, stages: int, pool: int, devices: int, count: int) -> float:
+    def _of_interest(self, stages: int, pool: int, devices: int, count: int) -> float:
         """A mesh is of no use where even all such stages together are slower than the best plan (no bubble, no border).
 
         Only for one pool: with two the other one can make up for it.
@@ -355,7 +356,7 @@ class _Search:
             state_bytes=np.ceil(column(lambda c: c.state_bytes)),  # type: ignore[attr-defined]
             saved_bytes=np.ceil(column(lambda c: c.saved_bytes)),  # type: ignore[attr-defined]
             transient_bytes=np.ceil(column(lambda c: c.transient_bytes)),  # type: ignore[attr-defined]
-            memory_limit_bytes=float(kind.usable_bytes),
+            memory_limit_bytes=kind.usable_bytes - self.candidates.buffer_bytes(decision),
             share_numerator=share,
             share_denominator=of,
         )
@@ -364,11 +365,7 @@ class _Search:
         self, graph: ModelGraph, options: list[StageOption], count: int, schedule: ScheduleKind, stages: int
     ) -> StageProblem:
         number = {key: i for i, key in enumerate(graph.classes)}
-        uncut = uncut_borders(graph)
-        crossing = [
-            1e18 if border in uncut else float(sum(crossing_bytes(graph, crossing_values(graph, border))))
-            for border in range(1, len(graph.blocks))
-        ]
+        crossing = [min(size, UNCUT_BYTES) for size in self.candidates.borders(graph.microbatch)]
         latency, rate = self._links(options)
         return StageProblem(
             blocks=tuple(number[b.class_key] for b in graph.blocks),

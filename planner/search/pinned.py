@@ -10,6 +10,7 @@ from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
 from planner.search.candidates import Candidates, Mesh, meshes
+from planner.search.cuts import uncut_borders
 from planner.search.layout import GroupChoice, Layout, StageChoice
 from planner.search.score import Score, score
 from planner.space.decision import Decision
@@ -179,24 +180,4 @@ def _block_s(decision: Decision, key: str) -> float:
     return cost.forward_s + cost.backward_s + cost.forward_cast_s + cost.backward_cast_s
 
 
-def uncut_borders(graph: ModelGraph) -> frozenset[int]:
-    """Borders that no plan cuts: inside a run whose layers each make an item of one stacked value, and between the
-    first
-    reader of a carried state leaf and the block that replaces it (the next microbatch would wait for the last
-    stage)."""
-    spans: dict[str, list[int]] = {}
-    for i, block in enumerate(graph.blocks):
-        for source in block.outputs:
-            if source.index is not None:
-                spans.setdefault(source.value, []).append(i)
-    read = {s.value for b in graph.blocks for s in b.inputs} | set(graph.results) | set(graph.loss)
-    found = {i for value, span in spans.items() if value in read for i in range(min(span) + 1, max(span) + 1)}
-    for leaf, value in graph.carried.items():
-        readers = [i for i, b in enumerate(graph.blocks) if any(s.value == leaf for s in b.inputs)]
-        makers = [i for i, b in enumerate(graph.blocks) if any(s.value == value for s in b.outputs)]
-        if readers and makers:
-            found.update(range(min(readers) + 1, max(makers) + 1))
-    return frozenset(found)
-
-
-__all__ = ["GroupPin", "StagePin", "pinned_layout", "take_devices", "uncut_borders"]
+__all__ = ["GroupPin", "StagePin", "pinned_layout", "take_devices"]
