@@ -81,12 +81,13 @@ def op_time_s(
     """
     peak = peak_flops_per_s(dtype, kind, is_matmul=is_matmul).value
     rate = peak * kind.matmul_efficiency if is_matmul else peak
-    work = np.asarray(flops, dtype=np.float64)
-    traffic = np.asarray(memory_bytes, dtype=np.float64)
+    bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency
     floor = kind.launch_s if launch_s is None else launch_s
-    time = np.maximum(work / rate, traffic / (kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency))
-    time = np.where((work > 0) | (traffic > 0), np.maximum(time, floor), 0.0)
-    return time if isinstance(flops, np.ndarray) or isinstance(memory_bytes, np.ndarray) else float(time)
+    if isinstance(flops, np.ndarray) or isinstance(memory_bytes, np.ndarray):
+        work, traffic = np.asarray(flops, dtype=np.float64), np.asarray(memory_bytes, dtype=np.float64)
+        busy = (work > 0) | (traffic > 0)
+        return np.where(busy, np.maximum(np.maximum(work / rate, traffic / bandwidth), floor), 0.0)
+    return max(flops / rate, memory_bytes / bandwidth, floor) if flops > 0 or memory_bytes > 0 else 0.0
 
 
 def roofline_provenance(dtype: str, kind: DeviceKind, *, is_matmul: bool) -> Provenance:

@@ -12,8 +12,8 @@ from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
 from costmodel.op_times import scaled_op_times
-from costmodel.transfers import CopyLines, Transfers
 from costmodel.sharding import split_factor
+from costmodel.transfers import CopyLines, Transfers
 from planner.search.cuts import border_bytes
 from planner.search.intra_op import least_memory, solve
 from planner.search.priced import price_memory

@@ -13,6 +13,7 @@
 optimum fits, it is the answer. (2) Reduce with rows. (3) Lagrangian relaxation over the same elimination: a bound, an
 incumbent, and a bound for every strategy. (4) The ILP over the strategies whose bound is below a cutoff: what it finds
 below the cutoff is the optimum, and finding nothing raises the bound to the cutoff; the cutoff grows until one happens.
+Where no proof is wanted, roads 2 and 3 alone are taken.
 """
 
 import math
@@ -54,7 +55,8 @@ NEAR_MISSES = 50
 def solve(problem: IntraOpProblem, *, budget: SearchBudget | None = None, of_interest_s: float = math.inf) -> Solution:
     """The fastest assignment that fits, with a bound; the same input gives the same output.
 
-    An infeasible problem comes back with the status and with the assignment that misses the memory budget by least.
+    An infeasible problem comes back with the status and, if `budget.prove`, with the assignment that misses the memory
+    budget by least.
 
     Args:
         of_interest_s: the search ends as soon as its bound exceeds this, with what it has.
@@ -137,6 +139,9 @@ class _Search:
 
     def run(self) -> Solution:
         """All roads towards the least time."""
+        if not self.budget.prove and np.isfinite(self.problem.budget_bytes).any():
+            self._with_rows()  # whose relaxation begins with the optimum without rows
+            return self.finish()
         free = reduce.apply(self.problem, with_memory=False)
         if isinstance(free, SearchStatus):
             return _nothing(free, self)
@@ -186,6 +191,8 @@ class _Search:
         """The result as it stands, for the goal of least time."""
         if not self.choice and self.limit_fired and self.bound < math.inf:
             return _nothing(SearchStatus.unknown_limit, self)
+        if not self.choice and not self.budget.prove:
+            return _nothing(SearchStatus.infeasible_memory, self)
         if not self.choice:
             closest = _least_memory(self.problem, self.budget)
             status = SearchStatus.infeasible_memory if closest.choice else closest.status
@@ -225,10 +232,12 @@ class _Search:
         self.bound = max(self.bound, relaxed.bound)
         if relaxed.choice:
             self.offer(reduced.invert(relaxed.choice))
-        if self._too_slow() or not relaxed.through:
+        if self._too_slow() or self.closed() or self.bound == math.inf:
             return
         if not self.budget.prove:
             self.limit_fired = True
+            return
+        if not relaxed.through:
             return
         distance = FIRST_CUTOFF * self.unit()
         while not (self.closed() or self.limit_fired or self.bound == math.inf):

@@ -36,7 +36,8 @@ class Relaxation:
         bound: lower bound on the goal; inf proves that no assignment counts.
         choice: the best assignment found that counts, or empty.
         value: its goal, inf where there is none.
-        through: [S] a node, lower bound on the goal of every assignment that uses the strategy.
+        through: [S] a node, lower bound on the goal of every assignment that uses the strategy; empty where the gap is
+            closed or no proof is wanted.
         steps: calls of the oracle.
     """
 
@@ -100,7 +101,7 @@ class _Dual:
         if self.best <= self.of_interest:
             if self.goal is Goal.time:
                 self._raise_prices()
-            if not self._closed():
+            if self.budget.prove and not self._closed():
                 through = self._through()
         return Relaxation(
             bound=min(self.best, self.value), choice=self.choice, value=self.value, through=through, steps=self.steps

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> tuple[float, float]:
     """Forward and backward seconds of a group's ops on one device."""
-    tensors, traffic = space.graph.classes[node.class_key].tensors, space.traffic[node.class_key]
     forward = backward = 0.0
     for op, strategy in zip(node.group.ops, option.ops, strict=True):
-        cost = space.pricing.op(op, strategy, tensors, traffic)
+        cost = space.op_cost(node.class_key, op, strategy)
         forward += cost.forward_s
         backward += cost.backward_s + (cost.forward_s if op.scope >= 0 else 0.0)  # the user's own remat
     return forward, backward

@@ -7,6 +7,7 @@ needed inside. Casts happen only between groups, on the values that one makes an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from costmodel.graph import Op, Tensor
 from costmodel.sharding import (
@@ -126,8 +127,17 @@ def group_ops(ops: Sequence[Op], tensors: dict[str, Tensor], outputs: frozenset[
     return tuple(sorted(groups, key=lambda g: order[g.ops[0].name]))
 
 
-def axis_assignments(group: Group, size: int, tensors: dict[str, Tensor]) -> tuple[Codes, ...]:
-    """Joint strategy codes of the group's ops on one axis of `size` devices, without a cast inside."""
+@dataclass(frozen=True, slots=True)
+class AxisAssignment:
+    """Codes on one mesh axis: of each op's strategy, and of the specs that the group reads and exports."""
+
+    ops: Codes
+    needs: Codes
+    gives: Codes
+
+
+def axis_assignments(group: Group, size: int, tensors: dict[str, Tensor]) -> tuple[AxisAssignment, ...]:
+    """Joint strategies of the group's ops on one axis of `size` devices, without a cast inside."""
     partial: list[tuple[Codes, dict[str, int]]] = [((), {})]
     for op in group.ops:
         choices = [(code, *_codes(op, code)) for code in axis_choices(op, size)]
@@ -139,7 +149,10 @@ def axis_assignments(group: Group, size: int, tensors: dict[str, Tensor]) -> tup
                     grown.append(((*codes, code), new))
         # Prefer assignments that split: a group that replicates everything is always among them (the first).
         partial = grown if len(grown) <= 4 * AXIS_LIMIT else _thin(grown)
-    return tuple(codes for codes, _ in partial[:AXIS_LIMIT])
+    return tuple(
+        AxisAssignment(codes, tuple(state[n] for n in group.reads), tuple(state[n] for n in group.exports))
+        for codes, state in partial[:AXIS_LIMIT]
+    )
 
 
 def _thin(found: list[tuple[Codes, dict[str, int]]]) -> list[tuple[Codes, dict[str, int]]]:
@@ -172,24 +185,20 @@ def _join(
 
 def group_strategies(group: Group, mesh: Sequence[int], tensors: dict[str, Tensor]) -> tuple[GroupStrategy, ...]:
     """Every strategy of the group on a mesh: the product of the axes' assignments where all splits divide."""
-    joint: list[tuple[Strategy, ...]] = [((),) * len(group.ops)]
-    for size in mesh:
-        options = axis_assignments(group, size, tensors)
-        joint = [tuple((*s, c) for s, c in zip(done, codes, strict=True)) for done in joint for codes in options]
+    sizes = {size: axis_assignments(group, size, tensors) for size in set(mesh)}
     found: dict[tuple[tuple[Spec, ...], tuple[Spec, ...]], GroupStrategy] = {}
-    for strategies in joint:
-        if not all(_divides(op, s, mesh) for op, s in zip(group.ops, strategies, strict=True)):
-            continue
-        specs: dict[str, Spec] = {}
-        for op, s in zip(group.ops, strategies, strict=True):
-            for i, name in enumerate(op.inputs):
-                if name:
-                    specs.setdefault(name, operand_spec(op, i, s))
-            for i, name in enumerate(op.outputs):
-                specs[name] = result_spec(op, i, s)
-        one = GroupStrategy(strategies, tuple(specs[n] for n in group.reads), tuple(specs[n] for n in group.exports))
-        found.setdefault((one.needs, one.gives), one)
+    for axes in product(*(sizes[size] for size in mesh)):
+        needs, gives = _specs([a.needs for a in axes], group.reads), _specs([a.gives for a in axes], group.exports)
+        if (needs, gives) not in found:
+            strategies = _specs([a.ops for a in axes], group.ops)
+            if all(_divides(op, s, mesh) for op, s in zip(group.ops, strategies, strict=True)):
+                found[needs, gives] = GroupStrategy(strategies, needs, gives)
     return tuple(found.values())
+
+
+def _specs(axes: Sequence[Codes], of: Sequence[object]) -> tuple[Spec, ...]:
+    """Codes by axis, turned into one spec for each of `of`."""
+    return tuple(zip(*axes, strict=True)) if axes else ((),) * len(of)
 
 
 def _divides(op: Op, strategy: Strategy, mesh: Sequence[int]) -> bool:

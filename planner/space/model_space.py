@@ -12,9 +12,9 @@ from functools import cached_property
 from itertools import product
 
 from costmodel.errors import InputError
-from costmodel.estimator import Pricing, Traffic
-from costmodel.graph import ModelGraph, Source, Tensor, derived_from_parameters
-from costmodel.sharding import PARTIAL, REPLICATED, Spec, divides
+from costmodel.estimator import OpCost, Pricing, Traffic
+from costmodel.graph import ModelGraph, Op, Source, Tensor, derived_from_parameters
+from costmodel.sharding import PARTIAL, REPLICATED, Spec, Strategy, divides
 from planner.search.problem import IntraOpProblem
 from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
@@ -46,9 +46,11 @@ class ModelSpace:
     once: dict[str, frozenset[str]] = field(default_factory=dict)
     carries: dict[str, dict[int, int]] = field(default_factory=dict)
     again: dict[tuple[str, Remat], Again] = field(default_factory=dict)
+    _op_costs: dict[tuple[str, str, Strategy], OpCost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
+        heavy_flops = HEAVY * graph.forward_flops
         self.counts = Counter(block.class_key for block in graph.blocks)
         for key, cls in graph.classes.items():
             outputs = frozenset(name for name in cls.outputs if name)
@@ -61,7 +63,7 @@ class ModelSpace:
             for remat in typing.get_args(Remat):
                 self.again[key, remat] = read_again(cls.ops, cls.tensors, derived, full=remat == "full")
             for i, group in enumerate(self.groups[key]):
-                options = self._working(key, group, group_strategies(group, self.mesh, cls.tensors))
+                options = self._working(key, group, group_strategies(group, self.mesh, cls.tensors), heavy_flops)
                 self._add(("group", key, str(i)), GroupNode(key, group, options))
         self._parameters()
         for name, dim in graph.batch_dims.items():
@@ -69,17 +71,27 @@ class ModelSpace:
         self._ports()
         self._ends()
 
-    def _working(self, key: str, group: Group, options: tuple[GroupStrategy, ...]) -> tuple[GroupStrategy, ...]:
+    def _working(
+        self, key: str, group: Group, options: tuple[GroupStrategy, ...], heavy_flops: float
+    ) -> tuple[GroupStrategy, ...]:
         """Without options that run a heavy product whole on some axis though it could be split there."""
         heavy = [
             i
             for i, op in enumerate(group.ops)
-            if op.work in ("matmul", "conv") and op.flops * self.counts[key] >= HEAVY * self.graph.forward_flops
+            if op.work in ("matmul", "conv") and op.flops * self.counts[key] >= heavy_flops
         ]
         for axis in range(len(self.mesh)):
             split = tuple(o for o in options if all(o.ops[i][axis] >= 0 for i in heavy))
             options = split or options
         return options
+
+    def op_cost(self, key: str, op: Op, strategy: Strategy) -> OpCost:
+        """What an op of a class costs on one device; many strategies of its group share it."""
+        known = key, op.name, strategy
+        if known not in self._op_costs:
+            tensors, traffic = self.graph.classes[key].tensors, self.traffic[key]
+            self._op_costs[known] = self.pricing.op(op, strategy, tensors, traffic)
+        return self._op_costs[known]
 
     @property
     def mesh(self) -> tuple[int, ...]:

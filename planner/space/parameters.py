@@ -118,16 +118,17 @@ def parameter_matrix(
         values.setdefault(storage.value, []).append(i)
     for value, rows in values.items():
         local = tensor.bytes / split_factor(value, pricing.mesh)
+        by_through: dict[Spec, list[int]] = {}
         for j, need in enumerate(needs):
-            through = hoisted(value, (need,))
-            ahead, back = pricing.cast_matrix(tensor, [through], [need])
-            forward[rows, j] = ahead[0, 0]
-            backward[rows, j] = back[0, 0]
-            if trained and np.isfinite(ahead[0, 0]):
-                for i in rows:
-                    for phase, kind, axis in gradient_collectives(options[i], through, pricing.mesh):
-                        total = once if phase == "once" else backward
-                        total[i, j] += reduction_s(pricing, kind, axis, local, leaf_share)
+            by_through.setdefault(hoisted(value, (need,)), []).append(j)
+        for through, columns in by_through.items():
+            ahead, back = pricing.cast_matrix(tensor, [through], [needs[j] for j in columns])
+            forward[np.ix_(rows, columns)], backward[np.ix_(rows, columns)] = ahead, back
+            possible = np.isfinite(ahead[0])
+            for i in rows if trained else ():
+                for phase, kind, axis in gradient_collectives(options[i], through, pricing.mesh):
+                    total = once if phase == "once" else backward
+                    total[i, columns] += np.where(possible, reduction_s(pricing, kind, axis, local, leaf_share), 0.0)
     return forward, backward, once
 
 

@@ -261,6 +261,20 @@ def test_same_input_same_output():
     assert solve(case) == solve(case)
 
 
+@FEWER
+@given(case=small_problems(), share=st.floats(0.0, 2.0), prove=st.booleans())
+def test_what_is_too_slow_is_given_up_with_a_bound(case, share, prove):
+    """Of interest, the answer is as ever; else the search may end early, with a bound that holds and is above it."""
+    best, _ = best_assignment(case)
+    limit = share * best if math.isfinite(best) else math.inf
+    found = solve(case, budget=SearchBudget(prove=prove), of_interest_s=limit)
+    assert found.bound_s <= best * (1 + 1e-9) + 1e-12 and found.time_s >= best * (1 - 1e-9) - 1e-12
+    if prove and limit >= best * (1 + 1e-9):
+        check_against_enumeration(found, case)
+    elif prove and not found.status.found:
+        assert found.limit_fired and found.bound_s > limit
+
+
 def test_limit_is_reported_with_a_bound():
     rng = np.random.default_rng(11)
     nodes = [
