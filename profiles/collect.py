@@ -65,7 +65,8 @@ def profile_devices(
 
     Args:
         devices: how many of them; all if None.
-        budget_s: time to spend. The first few measurements of each part are made in any case.
+        budget_s: time to spend. The first few measurements of each part are made in any case, and one that has begun
+            is finished, with two runs if they are long.
         progress: told what is being measured, how many of its measurements are done, and of how many.
         programs: ops of a model to time too.
 

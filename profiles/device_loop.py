@@ -25,13 +25,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from costmodel.units import format_bytes
 from profiles.schema import Sample
-from profiles.timing import Clock, MeasurementError, combine, measure
+from profiles.timing import Budget, Clock, MeasurementError, combine, measure
 
 Call = Callable[..., Any]
 
 MOST_REPEATS = 64
 CALLS_WORTH = 6.0
 """The repetitions of a program take at least this many times as long as calling it, if MOST_REPEATS allows."""
+
+CALIBRATION_S = 0.05
+"""Least time to spend on each of the programs that measure what calling takes."""
 
 _NEVER = 1e30
 _SEED = 7
@@ -94,7 +97,8 @@ class DeviceLoop:
         Args:
             call: from arrays to an array or a flat sequence of them.
             inputs: what each device's arrays look like; every device has its own.
-            runs_s: time to spend on running it; compiling comes on top.
+            runs_s: time to spend on running it; compiling comes on top. Something that takes longer runs two or three
+                times, and its sample says so.
             estimate_s: saves a compilation where it is near the truth.
             result_bytes: what the results take on each device, where that is known.
 
@@ -105,13 +109,16 @@ class DeviceLoop:
         arrays = self.arrays(inputs)
         repeats = 1 if estimate_s is None else self._repeats(estimate_s)
         run = self.runner(call, arrays, repeats)
-        run()
-        once_s = max(min(run(), run()) - self.call_s, 0.0) / repeats
-        better = self._repeats(once_s)
+        budget = Budget.of(runs_s, self.clock)
+        run_s = run()
+        if budget.left_s > 2 * run_s:
+            run_s = min(run(), run())
+        better = self._repeats(max(run_s - self.call_s, 0.0) / repeats)
         if repeats < MOST_REPEATS and better > 2 * repeats:
             repeats = better
-            run = self.runner(call, arrays, repeats)
-        sample = measure(run, runs_s, clock=self.clock)
+            sample = measure(self.runner(call, arrays, repeats), budget.left_s, clock=self.clock)
+        else:
+            sample = measure(run, budget.left_s, clock=self.clock, before_s=run_s)
         return combine(sample, repeats=repeats, call_s=self.call_s, each_s=self.each_s)
 
     def _repeats(self, once_s: float) -> int:
@@ -184,8 +191,10 @@ def calibrate(loop: DeviceLoop, runs_s: float) -> tuple[DeviceLoop, Sample]:
     """What calling a program and turning its loop take; and the shortest time of an op, which a plan's ops take too.
 
     A chain of products of small matrices, each of which needs the one before, is timed at two lengths. The slope is one
-    op's time; what is left of the short chain is the loop's own.
+    op's time; what is left of the short chain is the loop's own. All other measurements rest on these, and the programs
+    are short: each gets `CALIBRATION_S` even where less was asked for.
     """
+    runs_s = max(runs_s, CALIBRATION_S)
     small = loop.arrays([Input((8, 8), "float32")])
     call_s = measure(loop.runner(lambda x: x, small, 0), runs_s, clock=loop.clock).time_s
     bare = replace(loop, call_s=call_s)

@@ -16,6 +16,10 @@ STEADY = 0.01
 """Enough runs were made when the median's standard error is below this share of it."""
 
 
+LEAST = 2
+"""Fewest runs that count."""
+
+
 class MeasurementError(RuntimeError):
     """A measurement that gave no number, with the cause."""
 
@@ -43,37 +47,44 @@ def measure(
     runs_s: float,
     *,
     clock: Clock = time.perf_counter,
-    least: int = 3,
     most: int = 40,
+    before_s: float | None = None,
 ) -> Sample:
     """Runs until the median is steady or the time is spent.
 
+    No run is begun that would take longer than the time left, but two are made in any case: a single one says nothing
+    of noise.
+
     Args:
         run: does the thing once and returns the seconds that it took.
-        runs_s: time to spend; `least` runs are made in any case.
-        least, most: how many runs count, without those for warming up.
+        runs_s: time to spend.
+        most: how many runs count, without those for warming up.
+        before_s: what it took when it ran last, if it ran already.
 
     Returns:
-        Median, median absolute deviation and drift of the runs that count.
+        Median, median absolute deviation and drift of the runs that count, and how many those are.
     """
     budget = Budget.of(runs_s, clock)
-    _warm_up(run, budget)
-    times: list[float] = []
-    while len(times) < least or (len(times) < most and budget.left_s > 0 and not _steady(times)):
+    times = _warm_up(run, budget, run() if before_s is None else before_s)
+    while len(times) < LEAST or (len(times) < most and budget.left_s > times[-1] and not _steady(times)):
         times.append(run())
     return summarise(times)
 
 
-def _warm_up(run: Callable[[], float], budget: Budget, most: int = 6) -> None:
-    """The first run compiles, allocates and wakes clocks: it never counts."""
-    last = run()
+def _warm_up(run: Callable[[], float], budget: Budget, before_s: float, most: int = 6) -> list[float]:
+    """Runs until two in a row agree. Returns those that count for want of time for others: these two, or the last one.
+
+    The first run allocates and wakes clocks, so that it counts only where the second takes as long.
+    """
+    last = before_s
     for _ in range(most):
-        if budget.left_s <= 0:
-            return
         now = run()
         if abs(now - last) <= WARM * last:
-            return
+            return [last, now] if budget.left_s <= LEAST * now else []
         last = now
+        if budget.left_s <= now:
+            return [last]
+    return []
 
 
 def _steady(times: list[float]) -> bool:

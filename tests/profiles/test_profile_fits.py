@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import repeat
 
 import pytest
 
+from profiles.device_loop import DeviceLoop
 from profiles.fits import fit_line, fit_rate
 from profiles.schema import Sample
 from profiles.timing import MeasurementError, combine, measure, summarise
@@ -64,11 +66,35 @@ def test_runs_before_the_steady_state_do_not_count() -> None:
     assert sample.time_s == 1.0 and sample.spread_s == 0.0 and sample.samples == 5
 
 
-def test_the_time_is_kept_but_three_runs_are_made() -> None:
-    run, clock = from_series(iter([1.0] * 50))
-    assert measure(run, 0.0, clock=clock).samples == 3
+def test_the_time_is_kept_but_two_runs_are_made() -> None:
+    for runs_s in (0.0, -1.0, 1.5):
+        run, clock = from_series(iter([1.0] * 50))
+        assert measure(run, runs_s, clock=clock) == Sample(time_s=1.0, samples=2) and clock() == 2.0
     noisy, clock = from_series(iter([1.0, 1.3] * 50))
-    assert measure(noisy, 20.0, clock=clock).samples < 20
+    assert measure(noisy, 20.0, clock=clock).samples < 20 and clock() <= 20.0
+
+
+def test_a_long_first_run_counts_only_where_the_second_takes_as_long() -> None:
+    run, clock = from_series(iter([8.0, 5.0, 5.2] + [5.0] * 9))
+    sample = measure(run, 1.0, clock=clock)
+    assert sample.time_s == pytest.approx(5.1) and sample.samples == 2 and sample.spread_s == pytest.approx(0.1)
+    assert clock() == pytest.approx(18.2)
+
+
+def test_a_run_that_was_made_already_is_not_made_again() -> None:
+    run, clock = from_series(iter([5.0] * 9))
+    assert measure(run, 0.0, clock=clock, before_s=5.1).samples == 2 and clock() == 5.0
+
+
+@pytest.mark.parametrize(("op_s", "runs_s", "most_s"), [(5.0, 0.5, 10.0), (0.2, 1.0, 1.2), (1e-3, 0.1, 0.12)])
+def test_a_loop_spends_its_time_and_no_more_than_two_runs_above(
+    op_s: float, runs_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, clock = from_series(repeat(op_s))
+    monkeypatch.setattr(DeviceLoop, "runner", lambda *_: run)
+    monkeypatch.setattr(DeviceLoop, "arrays", lambda *_: [])
+    sample = DeviceLoop(devices=(), clock=clock).time(lambda: None, [], runs_s)
+    assert sample.time_s == pytest.approx(op_s) and clock() <= most_s
 
 
 def test_drift_compares_the_halves_of_the_runs() -> None:
