@@ -8,8 +8,9 @@ one. Every measurement stands alone: one that fails becomes a gap with its cause
 import datetime
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +18,7 @@ import jaxlib
 
 from costmodel.compute import op_time_s
 from costmodel.errors import ProfileError
+from costmodel.units import format_seconds
 from profiles import commbench, opbench
 from profiles.apply import rated_kind
 from profiles.catalogue import kind_for_jax_name
@@ -66,7 +68,7 @@ def profile_devices(
     Args:
         devices: how many of them; all if None.
         budget_s: time to spend. The first few measurements of each part are made in any case, and one that has begun
-            is finished, with two runs if they are long.
+            is finished, with two runs if they are long. Ops that would not fit, by the rates, are gaps.
         progress: told what is being measured, how many of its measurements are done, and of how many.
         programs: ops of a model to time too.
 
@@ -100,7 +102,7 @@ def profile_devices(
     rated = rated_kind(kind, profile)
 
     def estimate_s(program: OpProgram) -> float:
-        return op_time_s(program.flops, float(program.memory_bytes), "float32", rated, is_matmul=program.flops > 0)
+        return op_time_s(program.flops, float(program.memory_bytes), program.dtype, rated, is_matmul=program.flops > 0)
 
     collectives = work.collectives()
     copies = work.copies()
@@ -170,15 +172,31 @@ class _Collection:
             _log.info("%s was not measured: %s", what, cause, exc_info=True)
             return None
 
-    def part(self, name: str, label: str, jobs: Iterable[tuple[str, Callable[[float], T]]], sure: int = 1) -> list[T]:
+    def part(
+        self,
+        name: str,
+        label: str,
+        jobs: Iterable[tuple[str, Callable[[float], T]]],
+        sure: int = 1,
+        needs_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[T]:
         """Results of a part's jobs in order; a gap for each that fails or that time ran out for.
 
-        The first `sure` of them run in any case.
+        Args:
+            sure: so many of them run even where time has run out.
+            needs_s: about what the fewest runs of a job take, where that is known; a job that needs longer than what
+                is left, and longer than `LONGEST_RUN_S`, does not begin.
         """
         listed, results, end = list(jobs), [], self.ends[name]
         for at, (what, run) in enumerate(listed):
             if at >= sure and end.left_s <= 0:
                 self.gaps.append(Gap(what=what, cause="the time budget was spent"))
+                continue
+            left_s = max(end.left_s, LONGEST_RUN_S)
+            if needs_s.get(what, 0.0) > left_s:
+                need = f"it would take about {format_seconds(needs_s[what])} to measure"
+                cause = f"{need}, {format_seconds(left_s)} of the time budget were left"
+                self.gaps.append(Gap(what=what, cause=cause))
                 continue
             self.progress(label, at, len(listed))
             runs_s = min(
@@ -264,7 +282,9 @@ class _Collection:
         def job(program: OpProgram) -> Callable[[float], tuple[str, OpTime]]:
             return lambda runs_s: (program.key, opbench.time_op(program, self.loop, runs_s, estimate_s(program)))
 
-        return dict(self.part("ops", "ops of the model", [(program.key, job(program)) for program in programs]))
+        jobs = [(program.key, job(program)) for program in programs]
+        needs_s = {program.key: opbench.least_s(program, estimate_s(program)) for program in programs}
+        return dict(self.part("ops", "ops of the model", jobs, needs_s=needs_s))
 
     def collective_lines(self, samples: Sequence[CollectiveSample]) -> tuple[CollectiveLine, ...]:
         groups: dict[tuple[Any, int, int], list[CollectiveSample]] = defaultdict(list)

@@ -15,7 +15,7 @@ from jax import export
 from costmodel.device_kind import Platform
 from profiles.device_loop import DeviceLoop, Input
 from profiles.schema import BandwidthOp, BandwidthSample, MatmulSample, OpTime, Sample
-from profiles.timing import MeasurementError, rounded
+from profiles.timing import LEAST, MeasurementError, rounded
 
 _ROW = 1024
 """Elements of a row in the bandwidth ops."""
@@ -35,6 +35,7 @@ class OpProgram:
         count: times that a step of one microbatch runs it.
         microbatch: examples of the microbatch that it was captured at; 0 where that is not known.
         flops, memory_bytes: of one run, forward.
+        dtype: of the first operand: the products' rate is that of this dtype.
         problem: why there is no program, where there is none.
     """
 
@@ -46,6 +47,7 @@ class OpProgram:
     microbatch: int = 0
     flops: float = 0.0
     memory_bytes: int = 0
+    dtype: str = "float32"
     problem: str = ""
 
 
@@ -116,6 +118,15 @@ def time_op(program: OpProgram, loop: DeviceLoop, runs_s: float, estimate_s: flo
         spread_s=rounded(math.hypot(forward.spread_s, both.spread_s)),
         drift=max(forward.drift, both.drift, key=abs),
     )
+
+
+def least_s(program: OpProgram, estimate_s: float) -> float:
+    """About what the fewest runs of an op take, with backward passes of twice its forward pass.
+
+    Args:
+        estimate_s: of the forward pass.
+    """
+    return LEAST * estimate_s * (1.0 if program.forward_backward is None else 1.0 + 3.0)
 
 
 def time_exported(

@@ -95,6 +95,7 @@ def _program(key: str, use: _Use, count: int, platforms: Sequence[str] | None) -
         "microbatch": use.microbatch,
         "flops": use.op.flops,
         "memory_bytes": use.memory_bytes,
+        "dtype": next(str(one.aval.dtype) for one in use.equation.inputs if isinstance(one, Value)),
     }
     try:
         forward, backward = export_op(use.equation, _wanted(use), platforms)

@@ -17,7 +17,8 @@ from profiles.collect import profile_devices
 from profiles.commbench import collective_jobs, groupings
 from profiles.coverage import op_coverage
 from profiles.device_loop import DeviceLoop, Input, calibrate
-from profiles.opbench import OpProgram, time_exported
+from profiles.opbench import OpProgram, least_s, time_exported
+from profiles.schema import OpTime
 from profiles.store import decode_profile, encode_profile
 from profiles.timing import MeasurementError
 from tests.models.tiny import TINY
@@ -71,6 +72,26 @@ def test_a_budget_of_nothing_still_gives_rates_and_says_what_is_missing() -> Non
     assert len(profile.matmuls) == 1 and len(profile.bandwidths) == 1
     assert profile.rates.launch_s is not None and profile.collectives == () and profile.copies == ()
     assert profile.gaps and all("budget" in gap.cause for gap in profile.gaps)
+
+
+def test_ops_that_would_not_fit_the_budget_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def time_op(program: OpProgram, *_: object) -> OpTime:
+        begun.append(program.key)
+        return OpTime(forward_s=1e-3)
+
+    monkeypatch.setattr(opbench, "time_op", time_op)
+    long, short = OpProgram(key="long", flops=1e15, dtype="bfloat16"), OpProgram(key="short", flops=1e6)
+    profile = profile_devices(devices=1, budget_s=1.0, programs=(long, short))
+    assert begun == ["short"] == list(profile.ops)
+    (gap,) = (gap for gap in profile.gaps if gap.what == "long")
+    assert "would take about" in gap.cause and "left" in gap.cause
+
+
+def test_a_backward_pass_counts_in_what_an_op_needs() -> None:
+    assert least_s(OpProgram(key="op"), 1.0) == 2.0
+    assert least_s(OpProgram(key="op", forward_backward=b"program"), 1.0) == 8.0
 
 
 def test_nothing_measured_is_an_error_not_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
