@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 @click.option("--cluster", metavar="FILE", help="Check the plan against this cluster file first.")
 @click.option("--compare", is_flag=True, help="Run the same steps on one device too, and compare.")
 @click.option("--fake-devices", type=click.IntRange(min=1), help="Use this many CPU devices that share this machine.")
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Compare the programs' collectives and kept bytes with the plan before the first step.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and batches.")
 @json_option
 def command(
@@ -34,6 +40,7 @@ def command(
     cluster: str | None,
     compare: bool,
     fake_devices: int | None,
+    verify: bool,
     seed: int,
     as_json: bool,
 ) -> int:
@@ -51,16 +58,20 @@ def command(
     shared = _prepare_devices(plan, target, fake_devices)
     task = _task(plan, model)
     comparable = _check_devices(plan) and (plan.profile is not None or not shared)
-    from cli.steps import compare_runs, run_steps, step_time_text
+    from cli.steps import compare_runs, run_steps, step_time_text, tolerance_of, verified_text
 
     say = note if as_json else click.echo
-    ours = run_steps(planner.compile_plan(plan, task), task, plan, steps, seed, say)
+    trainer = planner.compile_plan(plan, task)
+    if verify:
+        note(verified_text(trainer.verify(compiled=False)))
+    ours = run_steps(trainer, task, plan, steps, seed, say)
     document = {"plan": plan.name, "comparable": comparable, **ours.to_plain(plan)}
     say(step_time_text(ours, plan, comparable))
     if compare:
         say("one device, same microbatches:")
-        reference = run_steps(planner.reference(task, plan), task, plan, steps, seed, say)
-        comparison = compare_runs(ours, reference)
+        one_device = planner.reference(task, plan)
+        reference = run_steps(one_device, task, plan, steps, seed, say)
+        comparison = compare_runs(ours, reference, tolerance_of(one_device.captured))
         document["comparison"] = comparison.to_plain()
         if reference.steady_s is not None and ours.steady_s is not None:
             one, all_of_them = format_seconds(reference.steady_s), format_seconds(ours.steady_s)

@@ -12,16 +12,31 @@ import jax.numpy as jnp
 
 from costmodel.errors import MismatchError
 from costmodel.units import format_seconds
+from planner.frontend.capture import Capture
 from planner.frontend.task import TrainingTask
+from planner.lowering.verify import Verification
 from planner.models import example_batch, init_params, init_state
 from planner.planfile.schema import Plan
 
-LOSS_TOLERANCE = 1e-2
-"""Largest relative difference of a loss that rounding explains (16-bit products in another order)."""
 
-UPDATE_TOLERANCE = 0.1
-"""The same for the change of all parameters over the run, as a ratio of norms: Adam amplifies the rounding of small
-gradients, while a wrongly joined gradient is off by 3 to 40 percent and more."""
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest relative differences that rounding explains: of a loss, and of the change of all parameters over the run
+    (a ratio of norms; Adam amplifies the rounding of small gradients)."""
+
+    loss: float
+    update: float
+
+
+SINGLE, SHORT = Tolerance(1e-4, 1e-2), Tolerance(1e-2, 0.1)
+"""Where all is float32 or wider, and where some values have 16 bits or fewer: those round at the third digit."""
+
+
+def tolerance_of(captured: Capture) -> Tolerance:
+    """What rounding explains in a model, by the shortest of its floating-point values."""
+    tensors = [t for cls in captured.classes.values() for t in cls.tensors.values()]
+    short = any(t.itemsize < 4 and "float" in t.dtype for t in (*captured.values.values(), *tensors))
+    return SHORT if short else SINGLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +67,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How far two runs are apart, relative to the second."""
+    """How far two runs are apart, relative to the second, and how far they may be."""
 
     loss: float
     update: float
+    tolerance: Tolerance
 
     @property
     def text(self) -> str:
@@ -64,15 +80,16 @@ class Comparison:
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON."""
-        limits = {"loss_tolerance": LOSS_TOLERANCE, "update_tolerance": UPDATE_TOLERANCE}
+        limits = {"loss_tolerance": self.tolerance.loss, "update_tolerance": self.tolerance.update}
         return {"loss_difference": _finite(self.loss), "update_difference": _finite(self.update), **limits}
 
     def require_equal(self) -> None:
         """Raises MismatchError MP413 for a difference that rounding does not explain."""
-        if self.loss <= LOSS_TOLERANCE and self.update <= UPDATE_TOLERANCE:
+        limit = self.tolerance
+        if self.loss <= limit.loss and self.update <= limit.update:
             return
-        message = f"the plan does not compute what one device does: {self.text}, limits are {LOSS_TOLERANCE:g} and "
-        message += f"{UPDATE_TOLERANCE:g}"
+        message = f"the plan does not compute what one device does: {self.text}, limits are {limit.loss:g} and "
+        message += f"{limit.update:g}"
         raise MismatchError("MP413", message, "this is a defect of meshplan, or the model overflows: please report it")
 
 
@@ -115,7 +132,14 @@ def step_time_text(run: Run, plan: Plan, comparable: bool) -> str:
     return f"{text}: measured / predicted {run.steady_s / predicted_s:.2f}"
 
 
-def compare_runs(run: Run, reference: Run) -> Comparison:
+def verified_text(found: Verification) -> str:
+    """One line about programs that are what was planned."""
+    counted = sum(sum(g.written.values()) for g in found.groups)
+    kept = max((abs(g.saved_deviation) for g in found.groups), default=0.0)
+    return f"programs are as planned: {counted:g} collectives by kind, axis and phase, kept bytes within {kept:.1%}"
+
+
+def compare_runs(run: Run, reference: Run, tolerance: Tolerance = SINGLE) -> Comparison:
     """Differences relative to `reference`; infinite where one run has a NaN and the other has not."""
     losses = [_relative(one, other) for one, other in zip(run.losses, reference.losses, strict=True)]
     pairs = list(zip(*map(jax.tree.leaves, (reference.before, run.after, reference.after)), strict=True))
@@ -129,7 +153,7 @@ def compare_runs(run: Run, reference: Run) -> Comparison:
         update = math.inf
     else:
         update = math.sqrt(difference / changed) if changed else (0.0 if not difference else math.inf)
-    return Comparison(loss=max(losses), update=update)
+    return Comparison(loss=max(losses), update=update, tolerance=tolerance)
 
 
 def _relative(one: float, other: float) -> float:

@@ -13,15 +13,18 @@ import optax
 import pytest
 
 import planner
-from cli.steps import Run, compare_runs
+from cli.steps import SHORT, SINGLE, Run, compare_runs, tolerance_of
 from costmodel.errors import InfeasibleError, InputError, LoweringError, MismatchError, ProfileError
+from planner.frontend.capture import capture
 from planner.frontend.task import TrainingTask
+from planner.lowering.verify import GroupReport, Verification
 from planner.plan_files import read_plan, write_plan
 from planner.planfile.codec import encode
 from planner.planfile.schema import Finding
 from profiles.schema import CollectiveLine, CopyLine, Fit, Gap, Profile, Rates
 from profiles.store import decode_profile, read_profile
 from tests.golden_files import check_golden
+from tests.models.tiny import TINY
 from tests.plans import tiny_cluster, tiny_plan
 
 replace = msgspec.structs.replace
@@ -43,7 +46,7 @@ class Runner:
 
     task: TrainingTask
     factor: float = 1.0
-    keys: int = 0
+    kept: int = 101
 
     def init(self, params):
         return params
@@ -57,11 +60,26 @@ class Runner:
     def params(self, state):
         return state
 
+    @property
+    def captured(self):
+        return capture(self.task, 4)
+
+    def verify(self, *, compiled):
+        assert not compiled
+        collectives = {"forward all_gather data": 3.0}
+        report = GroupReport(stage=0, group=0, saved_planned_bytes=100, saved_found_bytes=self.kept,
+                             planned=collectives, written=collectives)  # fmt: skip
+        found = Verification((report,))
+        found.check()
+        return found
+
 
 @pytest.fixture
 def fake(monkeypatch, call, tmp_path):
     """`planner` with functions that plan and run nothing; what they were called with is in `seen`."""
-    seen = types.SimpleNamespace(factor=1.0, task=task(), record=tiny_plan().model, spec=None, plan_arguments=None)
+    seen = types.SimpleNamespace(
+        factor=1.0, kept=101, task=task(), record=tiny_plan().model, spec=None, plan_arguments=None
+    )
 
     def load_task(spec, sequence=None):
         seen.spec = (spec, sequence)
@@ -76,7 +94,7 @@ def fake(monkeypatch, call, tmp_path):
         "load_task": load_task,
         "plan": plan,
         "capture_record": lambda task, plan: seen.record,
-        "compile_plan": lambda plan, task, *, devices=None: Runner(task, seen.factor),
+        "compile_plan": lambda plan, task, *, devices=None: Runner(task, seen.factor, seen.kept),
         "reference": lambda task, plan: Runner(task),
     }.items():
         monkeypatch.setitem(vars(planner), name, function)
@@ -112,6 +130,20 @@ def test_run_compares(call, fake):
     fake.factor = 1.5
     done = call("run", "good.plan.json", "--compare", "--json")
     assert done.code == 5 and "error MP413" in done.err and "report it" in done.err
+
+
+def test_run_compares_programs_with_the_plan(call, fake):
+    assert "3 collectives by kind, axis and phase, kept bytes within 1.0%" in call("run", "good.plan.json").err
+    fake.kept = 10_000
+    done = call("run", "good.plan.json")
+    assert done.code == 5 and "error MP504" in done.err
+    done = call("run", "good.plan.json", "--no-verify")
+    assert done.code == 0 and "as planned" not in done.err
+
+
+def test_tolerance_follows_the_shortest_values():
+    assert tolerance_of(capture(task(), 4)) == SINGLE
+    assert tolerance_of(capture(TINY["gpt"](dtype="bfloat16"), 4)) == SHORT
 
 
 def test_run_with_rng(call, fake):
