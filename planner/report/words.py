@@ -24,7 +24,8 @@ GLOSSARY = {
     "gap": "1 - lower bound / step time",
     "pp": "pipeline parallelism: stages on different devices",
     "dp": "data parallelism: each part of the devices takes a part of the microbatch",
-    "zero": "on the dp axis, 1: optimizer state is split; 2: gradients too; 3: parameters too, gathered for use (FSDP)",
+    "zero": "on the dp axes, 1: optimizer state is split; 2: gradients too; 3: parameters too, gathered for use "
+    "(FSDP); 1..3: this differs between parameters",
     "tp": "tensor parallelism: parameters and their products are split",
     "sp": "sequence parallelism: activations between the split products are split too",
     "cp": "context parallelism: activations are split along a dim other than the batch, parameters are whole",
