@@ -103,6 +103,11 @@ def divides(shape: Sequence[int], spec: Spec, mesh: Sequence[int]) -> bool:
     return True
 
 
+def shifted(spec: Spec, by: int) -> Spec:
+    """A spec of the value with `by` leading dims more (or, below zero, less)."""
+    return tuple(code + by if code >= 0 else code for code in spec)
+
+
 def split_factor(spec: Spec, mesh: Sequence[int]) -> int:
     """Number of distinct parts that the spec cuts a tensor into."""
     parts = 1

@@ -7,7 +7,7 @@ from costmodel.cluster import Cluster
 from costmodel.compute import peak_flops_per_s
 from costmodel.graph import ModelGraph, Tensor
 from costmodel.schedule.actions import Actor, format_actions
-from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec
+from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
 from costmodel.simulate import ActorUse
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
@@ -32,7 +32,7 @@ from planner.planfile.schema import (
     TimePlan,
     Transfer,
 )
-from planner.planfile.specs import dims_of, shifted, strategy_names, value_from_spec
+from planner.planfile.specs import dims_of, strategy_names, value_from_spec
 from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, held_parameters
 from planner.search.score import GroupScore, Score, _sends, tied_parameters
 
@@ -183,7 +183,7 @@ def _parameter(group: GroupChoice, graph: ModelGraph, name: str, items: tuple[in
     facts, storage = graph.params[name], group.decision.storage[name]
     names = group.decision.space.pricing.axis_names
     shape = facts.shape if items is None else (items[1] - items[0], *facts.shape[1:])
-    by = 0 if items is None else 1
+    by = len(shape) - len(group.decision.parameter_nodes[name].tensor.shape)
     through = _hoisted_somewhere(group, graph, name)
 
     def dims(spec: Spec) -> tuple[tuple[str, ...], ...]:

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from costmodel.graph import Source
-from costmodel.sharding import REPLICATED, VARYING, Spec, cast
+from costmodel.sharding import REPLICATED, VARYING, Spec, cast, shifted
 from planner.frontend import jax_compat as jc
 from planner.frontend.capture import BlockInstance, Capture, Run
 from planner.frontend.flat import Value
 from planner.lowering.casts import apply_cast
 from planner.lowering.placement import GroupPlacement
 from planner.lowering.spmd import LocalProgram
-from planner.planfile.specs import shifted, spec_from_dims
+from planner.planfile.specs import spec_from_dims
 
 Placed = tuple[Any, Spec]  # one device's part, and its spec
 
@@ -87,7 +87,7 @@ class StageProgram:
                 continue
             items = [s.index for _, _, s in uses]
             tensor = self.capture.values[name]
-            span = None if items[0] is None else (min(items), max(items) + 1)  # type: ignore[type-var]
+            span = None if None in items else (min(items), max(items) + 1)  # type: ignore[type-var]
             shape = tensor.shape if span is None else (span[1] - span[0], *tensor.shape[1:])
             stored = self.placement.parameters[info.path]
             names = self.placement.axis_names
@@ -174,10 +174,14 @@ class StageProgram:
         x, have = self._lookup(source.value, env)
         if source.index is None:
             return self._cast(source.value, x, have, spec)
-        start = self.held[source.value].items[0] if source.value in self.held else 0  # type: ignore[index]
-        item = x[source.index - start]
+        item = x[source.index - self._first_item(source.value)]
         shape = self.capture.values[source.value].shape[1:]
         return cast_on(item, shape, self.capture.values[source.value].itemsize, shifted(have, -1), spec, self.placement)
+
+    def _first_item(self, name: str) -> int:
+        """Index of the first item of a stack that this stage has."""
+        held = self.held.get(name)
+        return held.items[0] if held is not None and held.items is not None else 0
 
     def _lookup(self, name: str, env: dict[str, Placed]) -> Placed:
         if name not in env:
@@ -217,7 +221,7 @@ class StageProgram:
                 (consts if kind == "const" else state).append(self._input(Source(source.value), specs[i], env))
                 continue
             x, have = self._lookup(source.value, env)
-            offset = self.held[source.value].items[0] if source.value in self.held else 0  # type: ignore[index]
+            offset = self._first_item(source.value)
             if x.shape[0] != count:  # whole stacks stay the arrays they are, so that backward gets them as parameters
                 x = lax.slice_in_dim(x, lowest - offset, lowest - offset + count, axis=0)
             stacked.append(self._cast_stacked(source.value, x, count, have, shifted(specs[i], 1)))

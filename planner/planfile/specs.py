@@ -36,11 +36,6 @@ def spec_from_dims(dims: Sequence[Sequence[str]], axis_names: Sequence[str]) -> 
     return tuple(codes.get(name, REPLICATED) for name in axis_names)
 
 
-def shifted(spec: Spec, by: int) -> Spec:
-    """A spec of the value with `by` leading dims more (or, below zero, less)."""
-    return tuple(code + by if code >= 0 else code for code in spec)
-
-
 def strategy_from_names(op: Op, chosen: dict[str, str], axis_names: Sequence[str]) -> Strategy:
     """The strategy of an op from a plan's words.
 

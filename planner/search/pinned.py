@@ -162,10 +162,11 @@ def _stops(graph: ModelGraph, pins: Sequence[StagePin], chosen: Sequence[Sequenc
                     best[s + 1, stop], back[s + 1, stop] = cost, start
     if not np.isfinite(best[stages, count]):
         allowed = count - 1 - len(uncut)
+        reasons = "".join(f"; {reason}" for reason in dict.fromkeys(uncut.values()))
         raise InputError(
             "MP160",
             f"the model's {count} blocks cannot be cut into the {stages} stages that are pinned "
-            f"({allowed} of {count - 1} borders may be cut)",
+            f"({allowed} of {count - 1} borders may be cut{reasons})",
             "pin other block counts, or none, or fewer stages",
         )
     stops, at = [], count

@@ -6,7 +6,7 @@ items, is cast once for all.
 """
 
 from costmodel.graph import Block, ModelGraph, Source, Tensor
-from costmodel.sharding import REPLICATED, VARYING, Spec
+from costmodel.sharding import REPLICATED, VARYING, Spec, shifted
 from planner.space.backward import is_layered
 from planner.space.borders import arriving, crossing
 from planner.space.decision import BlockCost, Decision
@@ -123,7 +123,7 @@ class _Walk:
 
 def _shifted(spec: Spec, source: Source, by: int) -> Spec:
     """A spec in the dims of the stack that the source is an item of (or back)."""
-    return spec if source.index is None else tuple(code + by if code >= 0 else code for code in spec)
+    return spec if source.index is None else shifted(spec, by)
 
 
 def _without_gradient(tensor: Tensor) -> Tensor:

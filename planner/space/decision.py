@@ -15,7 +15,7 @@ from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cas
 from planner.space.backward import own_name, runs_again, takes_again
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group
 from planner.space.model_space import ModelSpace
-from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, PortNode
+from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, Place, PortNode
 from planner.space.parameters import (
     Storage,
     gradient_collectives,
@@ -129,8 +129,8 @@ class Decision:
                 found[node.class_key][node.tensor] = node.options[pick]
             elif isinstance(node, ParameterNode):
                 through = hoisted(node.options[pick].value, self.needs(node))
-                for key, name in node.places:
-                    found[key][name] = through
+                for place in node.places:
+                    found[place[0]][place[1]] = node.spec_at(place, through)
         return found
 
     @cached_property
@@ -285,25 +285,10 @@ class Decision:
         elements = math.prod(node.tensor.shape)
         share = node.count / space.counts[key]
         owner = node.places[0][0] == key
-        needs: dict[Spec, bool] = {}
+        through = hoisted(storage.value, self.needs(node))
         for place in node.places:
             if place[0] == key:
-                for need, again in self._targets(*place).items():
-                    needs[need] = needs.get(need, False) or again
-        through = hoisted(storage.value, self.needs(node))
-        once = any(place[0] == key and place[1] in space.once[key] for place in node.places)
-        forward_counts = cost.run_collectives if once else cost.collectives
-        for need in sorted(needs):
-            forward, backward = space.pricing.cast(node.tensor, through, need)
-            cost.forward_cast_s += forward / (space.counts[key] if once else 1)
-            cost.run_cast_s += forward if once else 0.0
-            cost.backward_cast_s += backward + (forward if needs[need] else 0.0)
-            for step in cast(node.tensor.shape, node.tensor.itemsize, through, need, space.mesh) or ():
-                if step.forward:
-                    forward_counts["forward", step.forward, step.axis] += 1
-                    cost.collectives["backward", step.forward, step.axis] += needs[need]
-                if step.backward and facts.trained:
-                    cost.collectives["backward", step.backward, step.axis] += 1
+                self._take_parameter(node, place, through, cost)
         if owner:
             local = node.tensor.bytes / split_factor(storage.value, space.mesh)
             for phase, kind, axis in self.gradient_collectives(node):
@@ -313,11 +298,31 @@ class Decision:
                 else:
                     cost.backward_cast_s += seconds
         value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
-        cost.parameter_bytes += share * value
+        if owner or not node.whole:  # one stage has all readers of a stack that some read whole
+            cost.parameter_bytes += node.shares[key] * value
         if owner:
             cost.gradient_bytes += share * gradient
             cost.optimizer_bytes += share * optimizer
             cost.update_s += share * space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
+
+    def _take_parameter(self, node: ParameterNode, place: Place, through: Spec, cost: BlockCost) -> None:
+        """Charges the casts of a parameter to what the ops at one place need."""
+        space, (key, name) = self.space, place
+        tensor, source = node.read_at(place), node.spec_at(place, through)
+        trained = space.graph.params[node.names[0]].trained
+        once = name in space.once[key]
+        forward_counts = cost.run_collectives if once else cost.collectives
+        for need, again in sorted(self._targets(key, name).items()):
+            forward, backward = space.pricing.cast(tensor, source, need)
+            cost.forward_cast_s += forward / (space.counts[key] if once else 1)
+            cost.run_cast_s += forward if once else 0.0
+            cost.backward_cast_s += backward + (forward if again else 0.0)
+            for step in cast(tensor.shape, tensor.itemsize, source, need, space.mesh) or ():
+                if step.forward:
+                    forward_counts["forward", step.forward, step.axis] += 1
+                    cost.collectives["backward", step.forward, step.axis] += again
+                if step.backward and trained:
+                    cost.collectives["backward", step.backward, step.axis] += 1
 
 
 def loss_is_fine(spec: Spec) -> bool:

@@ -7,11 +7,11 @@ what they cost.
 
 import typing
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from costmodel.errors import InputError
 from costmodel.estimator import OpCost, Pricing, Traffic
 from costmodel.graph import ModelGraph, Op, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, Strategy, divides
@@ -19,7 +19,7 @@ from planner.search.problem import IntraOpProblem
 from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
-from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, PortNode
+from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, Place, PortNode
 from planner.space.parameters import storages, whole_storage
 from planner.space.prices import SpacePrices
 from planner.space.setting import Remat, Setting
@@ -113,34 +113,29 @@ class ModelSpace:
     # parameters
 
     def _parameters(self) -> None:
-        """One node for each parameter; equal parameters of equal (unrolled) blocks share one."""
-        readers: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-        names: dict[tuple[str, ...], dict[str, None]] = {}
-        items: dict[tuple[str, ...], set[tuple[str, int | None]]] = {}
-        for key, cls in self.graph.classes.items():
-            blocks = [b for b in self.graph.blocks if b.class_key == key]
-            for i, name in enumerate(cls.inputs):
-                sources = [b.inputs[i] for b in blocks]
-                if sources[0].value not in self.graph.params:
-                    continue
-                values = {s.value for s in sources}
-                node = ("param", sources[0].value) if len(values) == 1 else ("param", key, name)
-                readers.setdefault(node, []).append((key, name))
-                names.setdefault(node, {}).update(dict.fromkeys(s.value for s in sources))
-                items.setdefault(node, set()).update((s.value, s.index) for s in sources)
-        for node, places in readers.items():
-            key, name = places[0]
-            tensor = self.graph.classes[key].tensors[name]
-            if len({self.graph.classes[k].tensors[n].shape for k, n in places}) > 1:
-                raise InputError(
-                    "MP117",
-                    f"parameter {next(iter(names[node]))} is read layer by layer and also whole: not planned yet",
-                    "read the stack in one way: put a penalty on it into the layers' own loop, or into the optimizer",
-                )
-            facts = self.graph.params[next(iter(names[node]))]
+        """One node for each parameter; those that equal (unrolled) blocks read in one place share one."""
+        read: dict[Place, list[Source]] = {}
+        for block in self.graph.blocks:
+            for name, source in zip(self.graph.classes[block.class_key].inputs, block.inputs, strict=True):
+                if source.value in self.graph.params:
+                    read.setdefault((block.class_key, name), []).append(source)
+        for places in _sharing(read):
+            tensors = {p: self.graph.classes[p[0]].tensors[p[1]] for p in places}
+            tensor = min(tensors.values(), key=lambda t: len(t.shape))  # items, where a stack is read both ways
+            whole = {p: t for p, t in tensors.items() if len(t.shape) > len(tensor.shape)}
+            names = tuple(dict.fromkeys(s.value for p in places for s in read[p]))
+            items: dict[str, set[Source]] = {}
+            for place in places:
+                stack = whole[place].shape[0] if place in whole else 0
+                every = [Source(s.value, i) for s in read[place] for i in range(stack)] or read[place]
+                items.setdefault(place[0], set()).update(every)
+            count = len(frozenset().union(*items.values()))
+            shares = {key: len(own) / self.counts[key] for key, own in items.items()}
+            facts = self.graph.params[names[0]]
             small = facts.elements < SMALL * sum(p.elements for p in self.graph.params.values())
             options = (whole_storage(len(self.mesh)),) if small else storages(tensor.shape, self.mesh, facts.trained)
-            index = self._add(node, ParameterNode(tuple(names[node]), tensor, tuple(places), len(items[node]), options))
+            key = ("param", names[0]) if len(names) == 1 else ("param", *places[0])
+            index = self._add(key, ParameterNode(names, tensor, places, count, shares, options, whole))
             for place in places:
                 self.index["place", *place] = index
 
@@ -263,3 +258,20 @@ class ModelSpace:
     def problem(self, setting: Setting, *, limit_bytes: float) -> IntraOpProblem:
         """The problem for one setting; `limit_bytes` is what a device has for state and activations."""
         return self.prices.problem(setting, limit_bytes)
+
+
+def _sharing(read: Mapping[Place, Sequence[Source]]) -> list[tuple[Place, ...]]:
+    """Places in sets that read the same parameters: a parameter lies in one way, whoever reads it."""
+    sets: list[tuple[set[str], list[Place]]] = []
+    for place, sources in read.items():
+        values = {s.value for s in sources}
+        first, *others = [one for one in sets if one[0] & values] or [(set(), [])]
+        for theirs, places in others:
+            first[0].update(theirs)
+            first[1].extend(places)
+        first[0].update(values)
+        first[1].append(place)
+        sets = [one for one in sets if all(one is not other for other in others)]
+        if len(first[1]) == 1:
+            sets.append(first)
+    return [tuple(places) for _, places in sets]

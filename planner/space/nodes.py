@@ -7,14 +7,15 @@ batch       whether a batch leaf arrives split or whole
 end         what the loss (a pending sum is fine) and other results must become
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from costmodel.graph import Tensor
-from costmodel.sharding import Spec
+from costmodel.sharding import Spec, shifted
 from planner.space.groups import Group, GroupStrategy
 from planner.space.parameters import Storage
 
+Place = tuple[str, str]  # block class, input tensor
 
 @dataclass(frozen=True)
 class GroupNode:
@@ -32,13 +33,31 @@ class PortNode:
 
 @dataclass(frozen=True)
 class ParameterNode:
-    """A parameter (or the equal parameters of equal blocks). `places` are the (class, input tensor) that read it."""
+    """A parameter, or parameters that equal blocks read in one place.
+
+    Attributes:
+        tensor: what a block reads: the leaf, or one layer's item of a stack.
+        places: (class, input tensor) that read it.
+        count: leaves or items; shares: class -> how many of them one of its blocks reads.
+        options: ways to store it, in the dims of `tensor`.
+        whole: the places that read a whole stack where others read its items, with the stack's tensor.
+    """
 
     names: tuple[str, ...]
     tensor: Tensor
-    places: tuple[tuple[str, str], ...]
+    places: tuple[Place, ...]
     count: int
+    shares: Mapping[str, float]
     options: tuple[Storage, ...]
+    whole: Mapping[Place, Tensor] = field(default_factory=dict)
+
+    def read_at(self, place: Place) -> Tensor:
+        """What a place reads."""
+        return self.whole.get(place, self.tensor)
+
+    def spec_at(self, place: Place, spec: Spec) -> Spec:
+        """A spec in the dims of what a place reads."""
+        return shifted(spec, 1) if place in self.whole else spec
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from costmodel.estimator import Pricing
 from costmodel.graph import Parameter, Tensor
-from costmodel.sharding import REPLICATED, VARYING, Spec, divides, split_factor
+from costmodel.sharding import REPLICATED, VARYING, Spec, divides, shifted, split_factor
 
 Floats = NDArray[np.float64]
 
@@ -130,6 +130,20 @@ def parameter_matrix(
                     total = once if phase == "once" else backward
                     total[i, columns] += np.where(possible, reduction_s(pricing, kind, axis, local, leaf_share), 0.0)
     return forward, backward, once
+
+
+def whole_read_matrix(
+    stack: Tensor, options: Sequence[Storage], needs: Sequence[Spec], pricing: Pricing
+) -> tuple[Floats, Floats]:
+    """Seconds forward and backward of each microbatch in which a block takes a whole stack whose items lie as `options`
+    say. What the stack's gradient costs once is part of `parameter_matrix`, for the layers that read the items."""
+    forward, backward = np.empty((len(options), len(needs))), np.empty((len(options), len(needs)))
+    for i, storage in enumerate(options):
+        for j, need in enumerate(needs):
+            through = hoisted(shifted(storage.value, 1), (need,))
+            ahead, back = pricing.cast_matrix(stack, [through], [need])
+            forward[i, j], backward[i, j] = ahead[0, 0], back[0, 0]
+    return forward, backward
 
 
 def reduction_s(pricing: Pricing, kind: str, axis: int, size_bytes: float, leaf_share: float) -> float:

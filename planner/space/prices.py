@@ -16,8 +16,8 @@ from costmodel.sharding import Spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
 from planner.space.backward import takes_again
 from planner.space.group_costs import group_cost, group_live, group_saved, sharers_of
-from planner.space.nodes import AnyNode, GroupNode, ParameterNode, PortNode
-from planner.space.parameters import parameter_matrix, state_bytes, update_bytes
+from planner.space.nodes import AnyNode, GroupNode, ParameterNode, Place, PortNode
+from planner.space.parameters import parameter_matrix, state_bytes, update_bytes, whole_read_matrix
 from planner.space.setting import Remat, Setting
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SpacePrices:
         edges = [e for key, cls in space.graph.classes.items() for e in _edges_inside(space, key, cls)]
         for i, node in enumerate(space.nodes):
             if isinstance(node, ParameterNode):
-                edges += _parameter_edge(space, i, node)
+                edges += _parameter_edges(space, i, node)
         edges += [
             _edge(
                 space,
@@ -153,18 +153,49 @@ def _edges_inside(space: "ModelSpace", key: str, cls: BlockClass) -> list[EdgePr
     return out
 
 
-def _parameter_edge(space: "ModelSpace", index: int, node: ParameterNode) -> list[EdgePrices]:
-    pairs = [(place, c) for place in node.places for c in space.consumers(*place)]
-    places, consumers = [place for place, _ in pairs], [c for _, c in pairs]
-    if not consumers:
-        return []
-    targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
-    trained = space.graph.params[node.names[0]].trained
-    forward, backward, once = parameter_matrix(
-        node.tensor, node.options, targets, space.pricing, trained=trained, leaf_share=len(node.names) / node.count
+def _parameter_edges(space: "ModelSpace", index: int, node: ParameterNode) -> list[EdgePrices]:
+    """Casts of a parameter to where it is read; those of a whole stack apart from those of its items."""
+    reads = [(place, c) for place in node.places if place not in node.whole for c in space.consumers(*place)]
+    edges = []
+    if reads:
+        places, consumers, targets = _reads(reads)
+        forward, backward, once = parameter_matrix(
+            node.tensor,
+            node.options,
+            targets,
+            space.pricing,
+            trained=space.graph.params[node.names[0]].trained,
+            leaf_share=len(node.names) / node.count,
+        )
+        edge = _parameter_tensor_edge(node, index, consumers, targets)
+        again = _again(space, consumers, places, targets)
+        edges.append(EdgePrices(edge, node.count, forward, backward, once, again))
+    for place, stack in node.whole.items():
+        places, consumers, targets = _reads([(place, c) for c in space.consumers(*place)])
+        if consumers:
+            forward, backward = whole_read_matrix(stack, node.options, targets, space.pricing)
+            edge = _parameter_tensor_edge(node, index, consumers, targets)
+            again = _again(space, consumers, places, targets)
+            edges.append(EdgePrices(edge, space.counts[place[0]], forward, backward, None, again))
+    return edges
+
+
+Reader = tuple[int, tuple[Spec, ...]]  # a group node, and the spec that each of its options needs
+
+
+def _reads(reads: Sequence[tuple[Place, Reader]]) -> tuple[list[Place], list[Reader], list[Spec]]:
+    """Places and their readers side by side, and every spec that some reader needs."""
+    return (
+        [place for place, _ in reads],
+        [reader for _, reader in reads],
+        list(dict.fromkeys(s for _, (_, specs) in reads for s in specs)),
     )
-    edge = _tensor_edge("+".join(node.names[:2]), index, range(len(node.options)), node.options, consumers, targets)
-    return [EdgePrices(edge, node.count, forward, backward, once, _again(space, consumers, places, targets))]
+
+
+def _parameter_tensor_edge(
+    node: ParameterNode, index: int, consumers: Sequence[Reader], targets: Sequence[Spec]
+) -> TensorEdge:
+    return _tensor_edge("+".join(node.names[:2]), index, range(len(node.options)), node.options, consumers, targets)
 
 
 def _again(

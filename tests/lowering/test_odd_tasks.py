@@ -12,7 +12,7 @@ from jax import lax
 from costmodel.errors import InputError
 from planner.frontend.task import TrainingTask
 from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
-from tests.lowering.layouts import ONE, TWO, PinnedLayout
+from tests.lowering.layouts import ONE, TWO, PinnedLayout, zero_0, zero_1, zero_2, zero_3
 
 WIDTH, LAYERS = 8, 4
 ONE_STAGE, TWO_STAGES = PinnedLayout(slow_cluster(8), ONE), PinnedLayout(slow_cluster(4, 4), TWO)
@@ -123,15 +123,73 @@ def test_reductions(layout: PinnedLayout, reduction: str) -> None:
     check(task(loss, reduction="sum" if reduction == "sum" else "weighted"), layout)
 
 
-@both
-def test_a_penalty_on_stacked_parameters(layout: PinnedLayout) -> None:
-    """Layers read slices of a leaf and the loss reads it whole: refused by name, until such leaves can be planned."""
+def penalised(params: Any, batch: Any) -> Any:
+    """L2 regularisation in the loss: layers read slices of leaves that the loss reads whole."""
+    return mean(params, batch) + 0.1 * sum(jnp.sum(p**2) for p in jax.tree.leaves(params["layers"]))
+
+
+STORED = {
+    "as searched": ONE_STAGE,
+    "zero-3": dataclasses.replace(ONE_STAGE, microbatch=8, allowed=zero_3),
+    "zero-2": dataclasses.replace(ONE_STAGE, allowed=zero_2),
+    "zero-1": dataclasses.replace(ONE_STAGE, allowed=zero_1),
+    "data": dataclasses.replace(ONE_STAGE, microbatch=8, allowed=zero_0),
+    "remat": dataclasses.replace(ONE_STAGE, remat="full"),
+    "zero-3 remat": dataclasses.replace(ONE_STAGE, microbatch=8, allowed=zero_3, remat="full"),
+    "two stages": TWO_STAGES,
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_penalty_on_stacked_parameters(name: str) -> None:
+    check(task(penalised), STORED[name])
+
+
+@pytest.mark.parametrize("name", ["as searched", "zero-3", "remat"])
+def test_whole_reads_that_are_no_sum_over_layers(name: str) -> None:
+    """Layers that should resemble each other, an item of the stack, and the stack inside the layers' own loop."""
 
     def loss(params: Any, batch: Any) -> Any:
-        return mean(params, batch) + 0.1 * jnp.sum(params["layers"]["w"] ** 2)
+        w = params["layers"]["w"]
+        start = jnp.tanh(batch["x"] @ params["embed"]) @ w[1]
+        end, _ = lax.scan(
+            lambda h, p: (jnp.tanh(h @ p["w"] + p["bias"] + jnp.mean(w, (0, 1))), None), start, params["layers"]
+        )
+        alike = jnp.sum((w[1:] - w[:-1]) ** 2) + jnp.einsum("lij,kij->", w, w)
+        return jnp.mean((end @ params["head"] - batch["y"]) ** 2) + 0.1 * alike
 
-    with pytest.raises(InputError, match="layers/w is read layer by layer and also whole"):
-        check(task(loss), layout)
+    check(task(loss), STORED[name])
+
+
+@both
+def test_a_stack_that_two_loops_read(layout: PinnedLayout) -> None:
+    """Layers that run twice have one home: no stage ends between them."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        both = [hidden(params, x)[0] for x in (batch["x"], batch["x"][:, ::-1])]
+        return jnp.mean(((both[0] - both[1]) @ params["head"] - batch["y"]) ** 2)
+
+    check(task(loss), layout)
+
+
+def test_stages_that_would_cut_a_stack_that_is_read_whole() -> None:
+    layout = dataclasses.replace(TWO_STAGES, stages=tuple(dataclasses.replace(s, blocks=3) for s in TWO))
+    with pytest.raises(InputError, match=r"MP160.*blocks on both sides read the same layers of layers/w"):
+        layout.plan(task(penalised))
+
+
+@both
+def test_a_penalty_on_unrolled_layers(layout: PinnedLayout) -> None:
+    layers = [{"w": shape(WIDTH, WIDTH), "bias": shape(WIDTH)} for _ in range(LAYERS)]
+
+    def loss(params: Any, batch: Any) -> Any:
+        h = jnp.tanh(batch["x"] @ params["embed"])
+        for p in params["layers"]:
+            h = jnp.tanh(h @ p["w"] + p["bias"])
+        penalty = sum(jnp.sum(p**2) for p in jax.tree.leaves(params["layers"]))
+        return jnp.mean((h @ params["head"] - batch["y"]) ** 2) + 0.1 * penalty
+
+    check(task(loss, params={**PARAMS, "layers": layers}), layout)
 
 
 @both
