@@ -13,8 +13,9 @@ def read_plan(path: str | Path) -> Plan:
     """Reads and checks a plan file.
 
     Raises:
-        InputError: MP150 if the file cannot be read, MP151 to MP153 if it holds no plan.
+        InputError: MP150 if the file cannot be read, MP151 to MP153 if it holds no plan, MP157 if `path` is no path.
     """
+    _require_path(path, "planner.load_plan(path)")
     return decode(read_bytes(path), source=str(path))
 
 
@@ -22,9 +23,24 @@ def write_plan(path: str | Path, plan: Plan) -> None:
     """Writes a plan file whole or not at all: equal plans give equal bytes.
 
     Raises:
-        InputError: MP156 if the file cannot be written.
+        InputError: MP156 if the file cannot be written, MP157 if `path` is no path or `plan` no plan.
     """
+    call = "planner.save_plan(path, plan)"
+    if isinstance(path, Plan):
+        raise InputError("MP157", f"the first argument is a Plan and the second a {_kind(plan)}", f"swap them: {call}")
+    _require_path(path, call)
+    if not isinstance(plan, Plan):
+        raise InputError("MP157", f"the plan to save is a Plan, as planner.plan returns it; got a {_kind(plan)}", call)
     write_bytes(path, encode(plan))
+
+
+def _require_path(path: object, call: str) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError("MP157", f"the path of a plan file is a str or a pathlib.Path; got a {_kind(path)}", call)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def read_bytes(path: str | Path) -> bytes:

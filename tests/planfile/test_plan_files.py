@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+import planner
 from costmodel.errors import InputError
 from planner.plan_files import read_plan, write_bytes, write_plan
 from tests.plans import tiny_plan
@@ -26,6 +27,25 @@ def test_errors_name_the_file(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(InputError, match=r"bad\.json"):
         read_plan(tmp_path / "bad.json")
+
+
+def test_swapped_arguments_say_so(tmp_path):
+    with pytest.raises(InputError, match=r"(?s)first argument is a Plan and the second a \w*Path.*save_plan\(path, plan\)"):
+        planner.save_plan(tiny_plan(), tmp_path / "a.plan.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [None, 3, b"a.plan.json", tiny_plan()])
+def test_what_is_no_path_is_refused(given):
+    with pytest.raises(InputError, match=f"a str or a pathlib.Path; got a {type(given).__name__}") as caught:
+        planner.load_plan(given)
+    assert caught.value.code == "MP157" and "load_plan(path)" in caught.value.hint
+
+
+def test_what_is_no_plan_is_not_saved(tmp_path):
+    with pytest.raises(InputError, match="got a dict") as caught:
+        planner.save_plan(tmp_path / "a.plan.json", {"stages": []})
+    assert caught.value.code == "MP157" and not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
