@@ -16,13 +16,13 @@ import numpy as np
 import planner.frontend.rules  # noqa: F401  (fills the registry)
 from costmodel.sharding import PARTIAL, PASS
 from planner.frontend import jax_compat as jc
-from planner.frontend.capture import input_names, trace
 from planner.frontend.flat import Equation, Program, Value, prune, scalar_of
 from planner.frontend.gradients import annotated, depends
 from planner.frontend.joint import SUMS, Classes, Obstacle, Spread, spread
 from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.rules.region import Region, join_program
 from planner.frontend.task import TrainingTask
+from planner.frontend.trace import input_names, trace
 
 CARRIES_SCALE = (
     "reshape",

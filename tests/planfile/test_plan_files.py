@@ -30,7 +30,8 @@ def test_errors_name_the_file(tmp_path):
 
 
 def test_swapped_arguments_say_so(tmp_path):
-    with pytest.raises(InputError, match=r"(?s)first argument is a Plan and the second a \w*Path.*save_plan\(path, plan\)"):
+    words = r"(?s)first argument is a Plan and the second a \w*Path.*save_plan\(path, plan\)"
+    with pytest.raises(InputError, match=words):
         planner.save_plan(tiny_plan(), tmp_path / "a.plan.json")
     assert not list(tmp_path.iterdir())
 
