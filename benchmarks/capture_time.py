@@ -2,6 +2,8 @@
 
     python benchmarks/capture_time.py [--model NAME ...] [--equations 44000] [--limit-s 20]
 
+meshplan must be installed (`pip install .`); `make bench` sees to that, and runs the other benchmarks too.
+
 Nothing is allocated: parameters are shapes. The exit code is 1 if a capture takes longer than the limit.
 """
 

@@ -1,6 +1,7 @@
 """How long planning takes, how much memory, and how the plan compares with hand-written configurations.
 
-    python benchmarks/planning_time.py                      both cases
+    make bench                                              this and the other benchmarks, installed
+    python benchmarks/planning_time.py                      both cases, where meshplan is installed (`pip install .`)
     python benchmarks/planning_time.py --case llama3-70b    one of them
 
 Each case runs in a process of its own, so that its peak memory is its own. Limits are those that the project promises:
@@ -53,6 +54,18 @@ def plan_case(model: str) -> dict[str, Any]:
     }
 
 
+def run_case(model: str) -> dict[str, Any] | str:
+    """Plans one case in a process of its own; what went wrong, in a line, if that fails."""
+    command = [sys.executable, __file__, "--in-this-process", "--case", model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    ended = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"exited with {done.returncode}"
+    return f"planning {ended}: {last}"
+
+
 def show(result: dict[str, Any]) -> list[str]:
     """Prints a case and returns what it misses."""
     case = CASES[result["model"]]
@@ -88,12 +101,8 @@ def main() -> int:
         return 0
     missed = []
     for model in cases:
-        command = [sys.executable, __file__, "--in-this-process", "--case", model]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            missed.append(f"{model}: planning failed")
-        else:
-            missed += show(json.loads(done.stdout.splitlines()[-1]))
+        found = run_case(model)
+        missed += [f"{model}: {found}"] if isinstance(found, str) else show(found)
     print("\n".join(f"MISSED {line}" for line in missed) or "all limits are kept")
     return 1 if missed else 0
 

@@ -2,6 +2,8 @@
 
     python benchmarks/profile_changes_plan.py [--profile .demo/cpu.profile.json] [--op dot_general] [--times 10]
 
+meshplan must be installed (`pip install .`); `make bench` sees to that, and runs the other benchmarks too.
+
 The model is GPT-2 (float32, sequence 128) in two pipeline stages on the eight CPU devices of the example cluster; the
 op is the slowest of the profile whose name contains --op. A stage that holds it should lose blocks to the other one.
 `make demo` writes the profile; without one there is nothing to measure and the benchmark says so.

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -157,3 +158,8 @@ def test_benchmarks_start(path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+
+
+def test_a_benchmark_says_why_its_process_failed():
+    found = runpy.run_path(str(ROOT / "benchmarks" / "planning_time.py"))["run_case"]("no such case")
+    assert found.startswith("planning exited with 2: ") and "invalid choice: 'no such case'" in found
