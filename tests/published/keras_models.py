@@ -57,12 +57,13 @@ def keras_mobilenet_v2() -> Published:
 @published("keras")
 def keras_efficientnet() -> Published:
     def build(keras: Any) -> Any:
-        from keras.src.applications.efficientnet import EfficientNet
+        from keras.src.applications.efficientnet import DEFAULT_BLOCKS_ARGS, EfficientNet
 
         return EfficientNet(
             0.3,
             0.3,
             32,
+            blocks_args=DEFAULT_BLOCKS_ARGS[:4],
             input_shape=(32, 32, 3),
             weights=None,
             classes=8,
