@@ -77,8 +77,8 @@ def describe_space(request: "Request") -> tuple[str, ...]:
         "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each "
         "replicated or split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
         f"searched: microbatch sizes among {sizes}, from where activations take a third of memory while moving helps",
-        "searched: for each mesh and number of stages the shardings that suit a stage with an equal share of the model and "
-        "as many microbatches in flight as the first stage",
+        "searched: for each mesh and number of stages the shardings that suit a stage with an equal share of the model "
+        "and as many microbatches in flight as the first stage",
         "searched: contiguous stages on devices of one group, or on one group each of two; schedule "
         + ("1f1b" if request.schedule == "auto" else request.schedule),
         "not searched: three mesh axes, selective remat, offload, interleaved or zero-bubble schedules, context "

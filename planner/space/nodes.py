@@ -17,6 +17,7 @@ from planner.space.parameters import Storage
 
 Place = tuple[str, str]  # block class, input tensor
 
+
 @dataclass(frozen=True)
 class GroupNode:
     class_key: str
