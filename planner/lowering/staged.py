@@ -15,6 +15,7 @@ import jax
 
 from costmodel.errors import InputError
 from planner.frontend.flat import Equation, Operand, Program, Value, flatten, prune
+from planner.lowering.branches import without_branches
 
 CROSSING = -1
 ANYWHERE = -2
@@ -213,23 +214,22 @@ def _size(value: Value) -> int:
     return count
 
 
-def staged(
-    function: Callable[..., Any],
-    inputs: Mapping[str, Any],
-    owners: Mapping[str, int],
-    output_stages: Sequence[int] = (),
-) -> StagedProgram:
-    """Traces ``function(dict of abstract inputs) -> pytree`` and partitions it.
-
-    Args:
-        output_stages: stage of each output leaf, where known (ANYWHERE or nothing otherwise).
-    """
+def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Program:
+    """The flat program of ``function(dict of abstract inputs) -> pytree``, for running: branches are selections."""
     names = list(inputs)
     closed = jax.make_jaxpr(lambda *xs: jax.tree.leaves(function(dict(zip(names, xs, strict=True)))))(*inputs.values())
-    program = flatten(closed, names)
+    return without_branches(flatten(closed, names, use="run"))
+
+
+def stage_program(program: Program, owners: Mapping[str, int], output_stages: Sequence[int]) -> StagedProgram:
+    """Partitions a program.
+
+    Args:
+        output_stages: stage of each output (ANYWHERE where not known).
+    """
     outs = tuple(o.name if isinstance(o, Value) else "" for o in program.outputs)
-    placed = {n: s for n, s in zip(outs, output_stages) if n and s >= 0}
+    placed = {n: s for n, s in zip(outs, output_stages, strict=True) if n and s >= 0}
     return StagedProgram(program, owners, outs, placed)
 
 
-__all__ = ["ANYWHERE", "CROSSING", "Piece", "StagedProgram", "staged"]
+__all__ = ["ANYWHERE", "CROSSING", "Piece", "StagedProgram", "stage_program", "trace"]

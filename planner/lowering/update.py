@@ -1,8 +1,7 @@
 """The optimizer on sharded, staged parameters: the user's own init and update, captured and run where the leaves live.
 
-Every trained leaf, or the part of it that a stage holds, is a leaf of its own to the optimizer. Elementwise updates and
-sums over leaves (a global norm) do not see the difference; an update that works leaf by leaf (lamb, adafactor) would,
-and is refused where a stacked leaf is cut between stages.
+Leaves that stages cut are cut in its programs too (`optimizer_programs.py`); here each stage's pieces of them run on
+its mesh, in the specs that the plan stores parameters and optimizer state in.
 """
 
 from collections.abc import Mapping
@@ -12,11 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 from jax.sharding import PartitionSpec
 
-from costmodel.errors import InputError
 from costmodel.graph import Op
 from costmodel.sharding import REPLICATED, Spec, Strategy
 from planner.frontend import jax_compat as jc
@@ -24,42 +20,13 @@ from planner.frontend.flat import Value
 from planner.frontend.joint import make_ops
 from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.task import TrainingTask
+from planner.lowering.optimizer_programs import OptimizerPrograms, Part, optimizer_programs, parts_of
 from planner.lowering.placement import GroupPlacement, partition
 from planner.lowering.propagate import propagate
 from planner.lowering.spmd import LocalProgram
-from planner.lowering.stage import HeldParameter, cast_on
-from planner.lowering.staged import ANYWHERE, CROSSING, Piece, StagedProgram, staged
+from planner.lowering.stage import cast_on
+from planner.lowering.staged import ANYWHERE, CROSSING, Piece, StagedProgram
 from planner.lowering.written import GATHER, UPDATE
-
-
-@dataclass(frozen=True)
-class Part:
-    """A trained leaf, or the part of it that one stage holds.
-
-    Attributes:
-        key: its name to the optimizer; name: of the parameter's value.
-    """
-
-    key: str
-    name: str
-    stage: int
-    held: HeldParameter
-
-
-def parts_of(stages: list[dict[str, HeldParameter]]) -> dict[str, Part]:
-    """Parts by key. A leaf that several stages hold whole (tied) belongs to the first."""
-    found: dict[str, Part] = {}
-    for stage, held in enumerate(stages):
-        for name, p in held.items():
-            if not p.trained:
-                continue
-            if p.items is None:
-                found.setdefault(name, Part(name, name, stage, p))
-            else:
-                split = any(name in other and other is not held for other in stages)
-                key = f"{name}@{stage}" if split else name
-                found[key] = Part(key, name, stage, p)
-    return found
 
 
 @dataclass(frozen=True)
@@ -85,41 +52,41 @@ class Updater:
     placements: tuple[GroupPlacement, ...]
 
     def __post_init__(self) -> None:
-        if any("@" in key for key in self.parts):
-            check_separable(self.task)
+        _ = self.programs  # refuses an optimizer that cannot run on these parts
 
     @cached_property
-    def _abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return {k: jax.ShapeDtypeStruct(p.held.shape, p.held.dtype) for k, p in self.parts.items()}
+    def programs(self) -> OptimizerPrograms:
+        return optimizer_programs(self.task, self.parts)
 
-    @cached_property
+    @property
     def init_program(self) -> StagedProgram:
-        owners = {k: p.stage for k, p in self.parts.items()}
-        stages = [self.parts[k].stage if k is not None else ANYWHERE for k in self.state_owner.values()]
-        return staged(self.task.optimizer.init, self._abstract, owners, stages)
+        return self.programs.init
 
-    @cached_property
-    def _state(self) -> tuple[list[tuple[Any, Any]], Any]:
-        abstract = jax.eval_shape(self.task.optimizer.init, self._abstract)
-        return jax.tree_util.tree_leaves_with_path(abstract), jax.tree.structure(abstract)
+    @property
+    def update_program(self) -> StagedProgram:
+        return self.programs.update
+
+    @property
+    def state_owner(self) -> dict[str, str | None]:
+        """State leaf name -> key of the part that it belongs to (None for step counts and the like)."""
+        return self.programs.owner
 
     @cached_property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {f"state/{i}": tuple(leaf.shape) for i, (_, leaf) in enumerate(self._state[0])}
+        return {name: tuple(leaf.shape) for name, leaf in self.programs.state.items()}
 
     @cached_property
     def state_dtypes(self) -> dict[str, Any]:
-        return {f"state/{i}": leaf.dtype for i, (_, leaf) in enumerate(self._state[0])}
+        return {name: leaf.dtype for name, leaf in self.programs.state.items()}
 
     def collect_state(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """State leaves out of the values of the init program (constants are made here)."""
-        return dict(zip(self.state_owner, self._outputs(self.init_program, values), strict=True))
+        return dict(zip(self.programs.made, self._outputs(self.init_program, values), strict=True))
 
     def collect_update(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """New parameters and state leaves out of the values of the update program, by the names of what they
         replace."""
-        names = [*(f"param/{k}" for k in self.parts), *self.state_owner]
-        return dict(zip(names, self._outputs(self.update_program, values), strict=True))
+        return dict(zip(self.programs.replaced, self._outputs(self.update_program, values), strict=True))
 
     def _outputs(self, program: StagedProgram, values: Mapping[str, Any]) -> list[Any]:
         return [
@@ -128,40 +95,10 @@ class Updater:
         ]
 
     @cached_property
-    def state_owner(self) -> dict[str, str | None]:
-        """State leaf name -> key of the part that it belongs to (None for step counts and the like)."""
-        found: dict[str, str | None] = {}
-        for i, (path, _) in enumerate(self._state[0]):
-            found[f"state/{i}"] = next(
-                (k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey) and k.key in self.parts), None
-            )
-        return found
-
-    @cached_property
-    def update_program(self) -> StagedProgram:
-        leaves, tree = self._state
-        inputs: dict[str, Any] = {f"param/{k}": a for k, a in self._abstract.items()}
-        inputs |= {f"grad/{k}": a for k, a in self._abstract.items()}
-        inputs |= {f"state/{i}": leaf for i, (_, leaf) in enumerate(leaves)}
-        owners = {f"{kind}/{k}": p.stage for k, p in self.parts.items() for kind in ("param", "grad")}
-        owners |= {n: self.parts[k].stage if k is not None else ANYWHERE for n, k in self.state_owner.items()}
-
-        def step(given: Mapping[str, Any]) -> Any:
-            params = {k: given[f"param/{k}"] for k in self.parts}
-            grads = {k: given[f"grad/{k}"] for k in self.parts}
-            state = jax.tree.unflatten(tree, [given[f"state/{i}"] for i in range(len(leaves))])
-            updates, state = self.task.optimizer.update(grads, state, params)
-            return [optax.apply_updates(params, updates)[k] for k in self.parts], jax.tree.leaves(state)
-
-        stages = [self.parts[k].stage for k in self.parts]
-        stages += [self.parts[k].stage if k is not None else ANYWHERE for k in self.state_owner.values()]
-        return staged(step, inputs, owners, stages)
-
-    @cached_property
     def new_names(self) -> dict[str, str]:
         """Output value of the update program -> the input that it replaces."""
-        targets = [*(f"param/{k}" for k in self.parts), *self.state_owner]
-        return {out: target for out, target in zip(self.update_program.output_names, targets, strict=True) if out}
+        names = zip(self.update_program.output_names, self.programs.replaced, strict=True)
+        return {out: target for out, target in names if out}
 
     def spec_of(self, name: str, shape: tuple[int, ...], stage: int) -> Spec:
         """Spec of an input or output of the update: parameters as stored, gradients and state as the plan splits
@@ -252,42 +189,7 @@ class Updater:
     @cached_property
     def init_names(self) -> dict[str, str]:
         """Output value of the init program -> state leaf name. An output may be a bare input or constant."""
-        return {out: f"state/{i}" for i, out in enumerate(self.init_program.output_names) if out}
+        return {out: name for out, name in zip(self.init_program.output_names, self.programs.made, strict=True) if out}
 
 
-def check_separable(task: TrainingTask) -> None:
-    """Refuses an optimizer whose update of a leaf is not the updates of its slices.
-
-    Tried on a small leaf of random numbers, whole and cut along its leading dim, for two steps.
-
-    Raises:
-        InputError: the results differ.
-    """
-    rng = np.random.default_rng(0)
-    whole, grads = (jnp.asarray(rng.normal(size=(4, 3, 8)), jnp.float32) for _ in range(2))
-
-    def run(cut: bool) -> Any:
-        def split(x: Any) -> dict[str, Any]:
-            return {"a": x[:1], "b": x[1:]} if cut else {"a": x}
-
-        def steps(start: Any, gradient: Any) -> Any:
-            params, state = split(start), task.optimizer.init(split(start))
-            for scale in (1.0, 0.5):
-                updates, state = task.optimizer.update(
-                    jax.tree.map(lambda g, scale=scale: g * scale, split(gradient)), state, params
-                )
-                params = optax.apply_updates(params, updates)
-            return jnp.concatenate([params["a"], params["b"]]) if cut else params["a"]
-
-        return jax.jit(steps)(whole, grads)  # one compile; op by op an optimizer is dozens
-
-    if not np.allclose(run(True), run(False), rtol=1e-5, atol=1e-7):
-        raise InputError(
-            "MP116",
-            "the optimizer updates a stacked parameter differently when its layers are split over stages "
-            "(it works on whole leaves, as lamb and adafactor do)",
-            "plan with stages=1, or give the layers as separate parameters instead of a stack",
-        )
-
-
-__all__ = ["Part", "Updater", "check_separable", "parts_of"]
+__all__ = ["OptimizerPrograms", "Part", "Updater", "parts_of"]

@@ -11,6 +11,7 @@ from jax import lax
 
 from costmodel.errors import InputError
 from planner.frontend.task import TrainingTask
+from planner.models import gpt
 from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
 from tests.lowering.layouts import ONE, TWO, PinnedLayout, zero_0, zero_1, zero_2, zero_3
 
@@ -259,6 +260,8 @@ OPTIMIZERS = {
         optax.clip_by_global_norm(0.5), optax.scale(2.0), optax.clip_by_global_norm(0.7), optax.sgd(0.1)
     ),
     "state that starts as the parameters": lambda: optax.contrib.schedule_free_sgd(0.1),
+    "branches": lambda: optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 3),
+    "several steps in one": lambda: optax.MultiSteps(optax.sgd(0.1, momentum=0.9), 2).gradient_transformation(),
     "multi_transform": lambda: optax.partition(
         {"a": optax.sgd(0.1), "b": optax.sgd(0.2, momentum=0.5)},
         lambda params: {k: "a" if k.startswith("layers") else "b" for k in params},
@@ -272,8 +275,55 @@ def test_optimizers(layout: PinnedLayout, name: str) -> None:
     check(dataclasses.replace(task(), optimizer=OPTIMIZERS[name]()), layout)
 
 
-@pytest.mark.parametrize("name", ["lamb", "adafactor"])
-def test_optimizers_that_work_on_whole_leaves(name: str) -> None:
-    """Norms and factors of a leaf are those of the whole leaf, also where it is split over devices."""
-    optimizer = optax.lamb(1e-2, eps=1e-2) if name == "lamb" else optax.adafactor(1e-2, min_dim_size_to_factor=4)
-    check(dataclasses.replace(task(), optimizer=optimizer), ONE_STAGE)
+WHOLE_LEAVES = {
+    "lamb": lambda: optax.lamb(1e-2, eps=1e-2),
+    "lamb with clipping": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.lamb(1e-2, eps=1e-2)),
+    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=4),
+    "lars": lambda: optax.lars(1e-2, weight_decay=0.1),
+    "novograd": lambda: optax.novograd(1e-2, eps=1e-2),
+    "adaptive_grad_clip": lambda: optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(0.1)),
+    "largest gradient": lambda: optax.chain(
+        optax.stateless(lambda g, _: jax.tree.map(lambda x: x / (0.1 + jnp.max(jnp.abs(x))), g)), optax.sgd(0.1)
+    ),
+    "centred": lambda: optax.chain(
+        optax.stateless(lambda g, _: jax.tree.map(lambda x: x - jnp.mean(x, 0, keepdims=True), g)), optax.sgd(0.1)
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("name", WHOLE_LEAVES)
+def test_optimizers_that_work_on_whole_leaves(layout: PinnedLayout, name: str) -> None:
+    """Norms, factors and means of a leaf are those of the whole leaf, also where devices or stages split it."""
+    check(dataclasses.replace(task(), optimizer=WHOLE_LEAVES[name]()), layout)
+
+
+@pytest.mark.parametrize("name", ["lamb with clipping", "adafactor"])
+def test_whole_leaves_of_a_transformer_in_two_stages(name: str) -> None:
+    small = gpt(hidden=16, layers=4, heads=2, vocab=32, seq=8, dtype="float32")
+    layout = dataclasses.replace(TWO_STAGES, stages=tuple(dataclasses.replace(s, blocks=3) for s in TWO))
+    # A key bias before a softmax has no gradient but rounding, which these would scale up.
+    trained = dataclasses.replace(small, optimizer=WHOLE_LEAVES[name](), frozen=lambda path: path.endswith("k_bias"))
+    trainer = check(trained, layout)
+    assert {part.stage for part in trainer.updater.parts.values() if part.held.items == (0, 2)} == {0}
+
+
+def test_an_optimizer_that_stages_cannot_do() -> None:
+    """Sorted over the layers of a stack: refused by the op's name where stages cut it, run where they do not."""
+
+    def median(gradients: Any, _: Any) -> Any:
+        return jax.tree.map(lambda x: x - jnp.sort(x, 0)[:1], gradients)
+
+    one = dataclasses.replace(task(), optimizer=optax.chain(optax.stateless(median), optax.sgd(0.1)))
+    check(one, ONE_STAGE)
+    with pytest.raises(InputError, match=r"MP116.*sort\.\d+: every element is compared"):
+        check(one, TWO_STAGES)
+
+
+def test_an_optimizer_that_loops() -> None:
+    """A loop is not cut, but every layer's update is its own: parts are leaves to the optimizer."""
+
+    def looped(gradients: Any, _: Any) -> Any:
+        return jax.tree.map(lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.tanh(y) + i, x), gradients)
+
+    check(dataclasses.replace(task(), optimizer=optax.chain(optax.stateless(looped), optax.sgd(0.1))), TWO_STAGES)
