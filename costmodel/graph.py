@@ -173,6 +173,22 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateJoins:
+    """What the optimizer's update joins across parameters (the norm of all gradients, say).
+
+    Attributes:
+        reads: parameter -> parameters whose gradients its update reads besides its own; itself, where what becomes of
+            some layers of a stack depends on the others' gradients.
+        rounds: times, one after the other, that values of several parameters or layers come together.
+        uncut: stacked parameter -> why stages cannot update parts of it.
+    """
+
+    reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    rounds: int = 0
+    uncut: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelGraph:
     """A captured training step at one microbatch size, without JAX.
 
@@ -185,6 +201,7 @@ class ModelGraph:
         loss: names of the loss, or of the sum and the weight; '' for a constant.
         results: names of new state and aux leaves, which every device must end up with whole.
         carried: state leaf -> the value that replaces it for the next microbatch.
+        joins: what the optimizer's update joins.
     """
 
     name: str
@@ -197,6 +214,7 @@ class ModelGraph:
     loss: tuple[str, ...]
     results: tuple[str, ...]
     carried: Mapping[str, str] = field(default_factory=dict)
+    joins: UpdateJoins = field(default_factory=UpdateJoins)
 
     @property
     def forward_flops(self) -> float:

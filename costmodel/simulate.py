@@ -3,8 +3,8 @@
 Each actor runs its list strictly in order, one action at a time. Activations and gradients are sent as soon as they
 exist, without holding up compute; a link (one direction between two actors) carries one message at a time, in the order
 of sending. An action starts when the actor's previous action has ended and its input has arrived. After its last action
-an actor reduces gradients, exchanges them with the other groups of its stage, optionally waits for a norm over all
-stages, and updates its parameters.
+an actor reduces gradients, exchanges them with the other groups of its stage, waits for other stages where the update
+joins their values (a norm of all gradients), and updates its parameters.
 
 One pass over the actions in dependency order, so the time is linear in the number of actions.
 """
@@ -43,6 +43,19 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateWait:
+    """What a stage's update waits for, where the optimizer joins values of several stages (a norm of all gradients).
+
+    Args:
+        stages: those that must have reduced and exchanged their gradients, the stage itself among them.
+        time_s: what it takes from then to bring the values together and back.
+    """
+
+    stages: frozenset[int]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendTimes:
     """What it costs to hand one microbatch from a group of one stage to a group of the next, and its gradient back.
 
@@ -76,6 +89,7 @@ class ActorUse:
         last_end_s: end of its last action; 0 if it has none.
         busy_s: sum of its actions' times.
         bubble_s: time between `first_start_s` and `last_end_s` in which it ran nothing.
+        joined_s: time from when its gradients were ready to its update, for what the update joins of other stages.
         step_end_s: end of its parameter update.
         peak_in_flight: most microbatches whose activations it held at one time.
     """
@@ -85,6 +99,7 @@ class ActorUse:
     last_end_s: float
     busy_s: float
     bubble_s: float
+    joined_s: float
     step_end_s: float
     peak_in_flight: int
 
@@ -118,7 +133,7 @@ def simulate(
     times: Mapping[Actor, StageTimes],
     sends: Mapping[tuple[Actor, Actor], SendTimes] | None = None,
     *,
-    global_norm_s: float | None = None,
+    waits: Mapping[int, UpdateWait] | None = None,
     keep_timeline: bool = True,
 ) -> Simulation:
     """Runs `schedule`.
@@ -128,8 +143,7 @@ def simulate(
         times: costs by (stage, group); under virtual stages by (virtual stage, group of the actor).
         sends: costs by (actor of a stage, actor of the next stage), one entry for both directions; None if every send
             is free. Consecutive virtual stages on one actor need no entry.
-        global_norm_s: time of a reduction over all actors that needs all gradients and that every update waits for
-            (such as global-norm clipping); None if there is none.
+        waits: by stage, what its update waits for besides its own gradients.
         keep_timeline: whether to return the timeline; without it the simulation is faster.
 
     Returns:
@@ -190,7 +204,7 @@ def simulate(
         if keep_timeline:
             timelines[index].append(TimelineEntry(actors[index], action, start_s, end_s))
 
-    step_end_s = _step_ends_s(schedule, costs, clock_s, global_norm_s)
+    joined_s, step_end_s = _step_ends_s(schedule, costs, clock_s, waits or {})
     peaks = in_flight(schedule)
     uses = tuple(
         ActorUse(
@@ -199,10 +213,11 @@ def simulate(
             last_end_s=last,
             busy_s=busy,
             bubble_s=max(last - max(first, 0.0) - busy, 0.0),
+            joined_s=joined,
             step_end_s=end,
             peak_in_flight=peaks[actor],
         )
-        for actor, first, last, busy, end in zip(actors, first_s, clock_s, busy_s, step_end_s)
+        for actor, first, last, busy, joined, end in zip(actors, first_s, clock_s, busy_s, joined_s, step_end_s)
     )
     return Simulation(
         makespan_s=max(step_end_s),
@@ -296,19 +311,20 @@ def _costs_of(schedule: Schedule, times: Mapping[Actor, StageTimes], index: int)
     return costs
 
 
-def _check_times(record: StageTimes | SendTimes, where: str) -> None:
+def _check_times(record: StageTimes | SendTimes | UpdateWait, where: str) -> None:
     for field in fields(record):
         time_s = getattr(record, field.name)
-        if not 0.0 <= time_s < inf:
+        if isinstance(time_s, float | int) and not 0.0 <= time_s < inf:
             raise InputError("MP147", f"{where}: {field.name} is {time_s}, it must be finite and not negative")
 
 
 def _step_ends_s(
-    schedule: Schedule, costs: list[dict[int, StageTimes]], ends_s: list[float], global_norm_s: float | None
-) -> list[float]:
-    """End of each actor's update: reduce, meet the stage's other groups, exchange, (norm over all actors), update."""
-    if global_norm_s is not None and not 0.0 <= global_norm_s < inf:
-        raise InputError("MP147", f"global_norm_s is {global_norm_s}, it must be finite and not negative")
+    schedule: Schedule, costs: list[dict[int, StageTimes]], ends_s: list[float], waits: Mapping[int, UpdateWait]
+) -> tuple[list[float], list[float]]:
+    """For each actor, how long its update waits for other stages, and its end: reduce, meet the stage's other groups,
+    exchange, (wait,) update."""
+    for stage, wait in waits.items():
+        _check_times(wait, f"update of stage {stage}")
     met_s: dict[int, float] = {}
     for row, cost, end_s in zip(schedule.actions, costs, ends_s):
         reduced_s = end_s + sum(stage.reduce_s for stage in cost.values())
@@ -317,6 +333,13 @@ def _step_ends_s(
         met_s[row.stage] + sum(stage.exchange_s for stage in cost.values())
         for row, cost in zip(schedule.actions, costs)
     ]
-    if global_norm_s is not None:
-        exchanged_s = [max(exchanged_s) + global_norm_s] * len(exchanged_s)
-    return [end_s + sum(stage.update_s for stage in cost.values()) for end_s, cost in zip(exchanged_s, costs)]
+    ready_s: dict[int, float] = {}
+    for row, time_s in zip(schedule.actions, exchanged_s):
+        ready_s[row.stage] = max(ready_s.get(row.stage, 0.0), time_s)
+    joined_s = []
+    for row, time_s in zip(schedule.actions, exchanged_s):
+        wait = waits.get(row.stage)
+        start_s = time_s if wait is None else max(ready_s[s] for s in wait.stages) + wait.time_s
+        joined_s.append(max(0.0, start_s - time_s))
+    updates_s = [sum(stage.update_s for stage in cost.values()) for cost in costs]
+    return joined_s, [a + b + c for a, b, c in zip(exchanged_s, joined_s, updates_s)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
-from costmodel.graph import ModelGraph
+from costmodel.graph import ModelGraph, UpdateJoins
 from planner.assemble import assemble_plan, main_dtype, model_record
 from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
@@ -125,7 +125,9 @@ class _Graphs:
 
     def __call__(self, microbatch: int) -> ModelGraph:
         if microbatch not in self._graphs:
-            self._graphs[microbatch] = model_graph(capture(self.task, microbatch))
+            known = next(iter(self._graphs.values()), None)
+            joins = known.joins if known is not None else None
+            self._graphs[microbatch] = model_graph(capture(self.task, microbatch), joins)
         return self._graphs[microbatch]
 
 
@@ -212,7 +214,8 @@ def _record(graph: ModelGraph, task: TrainingTask, spec: str | None, sequence: i
 
 def capture_record(task: TrainingTask, plan: Plan) -> ModelRecord:
     """The model record of a task as it is now, to compare with a plan's."""
-    return _record(model_graph(capture(task, plan.microbatch_size)), task, plan.model.spec, plan.model.sequence)
+    graph = model_graph(capture(task, plan.microbatch_size), UpdateJoins())  # no part of the record
+    return _record(graph, task, plan.model.spec, plan.model.sequence)
 
 
 def _versions() -> dict[str, str]:

@@ -31,6 +31,7 @@ from planner.planfile.schema import (
     TiedParameter,
     TimePlan,
     Transfer,
+    UpdateJoin,
 )
 from planner.planfile.specs import dims_of, strategy_names, value_from_spec
 from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, held_parameters
@@ -108,6 +109,10 @@ def assemble_plan(
         stages=stages,
         transfers=_transfers(layout),
         tied=_tied(layout),
+        update_joins=tuple(
+            UpdateJoin(stage=s, waits_for=tuple(sorted(wait.stages)), time_s=wait.time_s)
+            for s, wait in score.waits.items()
+        ),
         schedule=_schedule(score),
         prediction=_prediction(score, tokens_per_example, provenance),
         certificate=certificate,
@@ -286,6 +291,8 @@ def _prediction(score: Score, tokens_per_example: int | None, provenance: Mappin
         "casts": runs * (cost.forward_cast_s + cost.backward_cast_s),
         "gradient_reduction": cost.once_s,
     }
+    if use.actor.stage in score.waits:  # the wait for slower stages is part of the bubble
+        exposed["update_join"] = score.waits[use.actor.stage].time_s
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
     peak = sum(_peak(layout, d.kind) for stage in layout.stages for g in stage.groups for d in g.devices)

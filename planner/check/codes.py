@@ -41,6 +41,7 @@ RULES: tuple[RuleInfo, ...] = (
     RuleInfo("MP614", "schedule-place", "error", "Every action runs on a group of its own stage."),
     RuleInfo("MP615", "schedule-actors", "error", "The schedule has one readable action list per group, of its share."),
     RuleInfo("MP616", "transfer-stages", "error", "Transfers lead from one stage of the plan to the next."),
+    RuleInfo("MP617", "update-stages", "error", "Updates wait for gradients of stages that the plan has."),
     RuleInfo("MP620", "memory-limit", "error", "Predicted memory fits the device."),
     RuleInfo("MP621", "memory-sum", "error", "The items of a memory prediction add up to its total."),
     RuleInfo("MP622", "in-flight", "error", "Memory is counted for as many microbatches as the schedule holds."),

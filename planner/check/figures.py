@@ -116,6 +116,10 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
             )
             yield finding("MP625", f"transfers[{at}]", f"{message}{transfer.time_s} s: none may be negative")
+    for at, join in enumerate(plan.update_joins):
+        if not (math.isfinite(join.time_s) and join.time_s >= 0):
+            message = f"the update of stage {join.stage} waits {join.time_s} s, it must be finite and not negative"
+            yield finding("MP625", f"update_joins[{at}].time_s", message)
 
 
 def certificate_consistent(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from planner.check.placement import (
     transfers_lead_on,
 )
 from planner.check.sharding import large_replicated, splits_divide
-from planner.check.timetable import schedule_runs
+from planner.check.timetable import schedule_runs, updates_wait
 from planner.planfile.schema import Finding, Plan
 
 Check = Callable[[Plan, Cluster], Iterator[Finding]]
@@ -33,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     microbatches_shared,
     schedule_runs,
     transfers_lead_on,
+    updates_wait,
     memory_fits,
     memory_adds_up,
     large_replicated,

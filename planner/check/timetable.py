@@ -6,6 +6,7 @@ from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
 from costmodel.schedule.validate import in_flight, validate_schedule
+from costmodel.simulate import UpdateWait
 from planner.check.finding import finding, group_label, group_path
 from planner.planfile.schema import Finding, Plan
 
@@ -33,6 +34,31 @@ def schedule_of(plan: Plan) -> Schedule:
             for at, actor in enumerate(plan.schedule.actors)
         ),
     )
+
+
+def waits_of(plan: Plan) -> dict[int, UpdateWait]:
+    """What the updates of stages wait for.
+
+    Raises:
+        InputError: MP617 if that is a stage that the plan does not have.
+    """
+    count = len(plan.stages)
+    for join in plan.update_joins:
+        if not all(0 <= stage < count for stage in (join.stage, *join.waits_for)):
+            message = f"the update of stage {join.stage} waits for stages {join.waits_for}, the plan has {count} stages"
+            raise InputError("MP617", message)
+    return {
+        join.stage: UpdateWait(stages=frozenset({join.stage, *join.waits_for}), time_s=join.time_s)
+        for join in plan.update_joins
+    }
+
+
+def updates_wait(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """MP617."""
+    try:
+        waits_of(plan)
+    except InputError as error:
+        yield finding("MP617", "update_joins", error.message)
 
 
 def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

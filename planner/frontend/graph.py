@@ -11,10 +11,15 @@ from costmodel.errors import InputError
 from planner.frontend.capture import Capture
 from planner.frontend.flat import Value
 from planner.frontend.task import TrainingTask, path_string
+from planner.frontend.update_joins import update_joins
 
 
-def model_graph(capture: Capture) -> pure.ModelGraph:
-    """The pure graph of a capture."""
+def model_graph(capture: Capture, joins: pure.UpdateJoins | None = None) -> pure.ModelGraph:
+    """The pure graph of a capture.
+
+    Args:
+        joins: what the optimizer joins, where it is known (it is the same at every microbatch size).
+    """
     classes = {
         key: pure.BlockClass(
             key=key,
@@ -40,7 +45,14 @@ def model_graph(capture: Capture) -> pure.ModelGraph:
         loss=tuple(o.name if isinstance(o, Value) else "" for o in capture.loss),
         results=tuple(o.name for o in (*capture.state, *capture.aux) if isinstance(o, Value)),
         carried=_carried(capture),
+        joins=_joins(capture) if joins is None else joins,
     )
+
+
+def _joins(capture: Capture) -> pure.UpdateJoins:
+    leaves = {path or "param": leaf for path, leaf in trained_tree(capture.task).items()}
+    stacks = {s.value for b in capture.blocks for s in b.inputs if s.index is not None and s.value in leaves}
+    return update_joins(capture.task, leaves, {name: leaves[name].shape[0] for name in sorted(stacks)})
 
 
 def _carried(capture: Capture) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The user's optimizer as staged programs: init and update, over the parts of leaves that stages hold.
 
-It is traced on whole leaves and then cut (`cut_leaves.py`), so that norms and statistics of a leaf are those of the
-whole leaf. Which leaves of its state are cut follows from the update: those that come out of it in parts.
+It is traced on whole leaves and then cut (`frontend/optimizer.py`), so that norms and statistics of a leaf are those of
+the whole leaf.
 
 An update that cannot be cut so (it loops, say) may still treat every layer alone. That is tried on a small leaf; where
 it holds, parts are leaves of their own to the optimizer.
@@ -9,18 +9,15 @@ it holds, parts are leaves of their own to the optimizer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 
 from costmodel.errors import InputError
+from planner.frontend.cut_leaves import Cut, cut_program, part_name
+from planner.frontend.optimizer import cut_update, traced_optimizer, treats_layers_alone
 from planner.frontend.task import TrainingTask
-from planner.lowering.cut_leaves import Cut, cut_program, part_name
 from planner.lowering.stage import HeldParameter
-from planner.lowering.staged import ANYWHERE, StagedProgram, stage_program, trace
+from planner.lowering.staged import ANYWHERE, StagedProgram, stage_program
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def optimizer_programs(task: TrainingTask, parts: Mapping[str, Part]) -> Optimiz
         programs = _programs(task, leaves)
         _ = programs.update.pieces, programs.init.pieces  # which refuse what is too large to cross stages
     except InputError:
-        if not _treats_layers_alone(task):
+        if not treats_layers_alone(task):
             raise
         programs = _programs(task, {part.key: [part] for part in parts.values()})
     return programs
@@ -93,36 +90,11 @@ def optimizer_programs(task: TrainingTask, parts: Mapping[str, Part]) -> Optimiz
 
 def _programs(task: TrainingTask, leaves: Mapping[str, list[Part]]) -> OptimizerPrograms:
     cuts = {name: _cut(parts) for name, parts in leaves.items() if len(parts) > 1}
-    whole = {name: _whole(parts) for name, parts in leaves.items()}
-    state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(task.optimizer.init, whole))
-    tree = jax.tree.structure(jax.eval_shape(task.optimizer.init, whole))
-    inputs: dict[str, Any] = {f"param/{n}": x for n, x in whole.items()}
-    inputs |= {f"grad/{n}": x for n, x in whole.items()}
-    inputs |= {f"state/{i}": x for i, (_, x) in enumerate(state)}
-
-    def step(given: Mapping[str, Any]) -> Any:
-        params, grads = ({n: given[f"{kind}/{n}"] for n in whole} for kind in ("param", "grad"))
-        updates, new = task.optimizer.update(
-            grads, jax.tree.unflatten(tree, [given[f"state/{i}"] for i in range(len(state))]), params
-        )
-        return [optax.apply_updates(params, updates)[n] for n in whole], jax.tree.leaves(new)
-
-    traced, first = trace(step, inputs), len(whole)
-    known = {f"{kind}/{n}": cut for n, cut in cuts.items() for kind in ("param", "grad")}
-    results = {i: cuts[n] for i, n in enumerate(whole) if n in cuts}
-    state_cuts: dict[int, Cut] = {}
-    while True:
-        now = {f"state/{i}": cut for i, cut in state_cuts.items()}
-        program, came = cut_program(traced, known | now, results | {first + i: c for i, c in state_cuts.items()})
-        found = {i - first: cut for i, cut in came.items() if i >= first}
-        if found == state_cuts:
-            break
-        state_cuts = found
-
+    optimizer = traced_optimizer(task, {name: _whole(parts) for name, parts in leaves.items()})
+    program, state_cuts = cut_update(optimizer, cuts)
     owner: dict[str, str | None] = {}
     avals: dict[str, jax.ShapeDtypeStruct] = {}
-    for i, (path, x) in enumerate(state):
-        leaf = next((k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey) and k.key in leaves), None)
+    for i, (x, leaf) in enumerate(zip(optimizer.state, optimizer.owners, strict=True)):
         if i not in state_cuts:
             owner[f"state/{i}"] = None if leaf in cuts else leaf and leaves[leaf][0].key
             avals[f"state/{i}"] = x
@@ -137,7 +109,7 @@ def _programs(task: TrainingTask, leaves: Mapping[str, list[Part]]) -> Optimizer
     state_stages = {name: ANYWHERE if key is None else stages[key] for name, key in owner.items()}
     replaced = (*(f"param/{part.key}" for part in parts), *owner)
     owners = {f"{kind}/{key}": stage for key, stage in stages.items() for kind in ("param", "grad")} | state_stages
-    start, _ = cut_program(trace(task.optimizer.init, whole), cuts, state_cuts)
+    start, _ = cut_program(optimizer.init, cuts, state_cuts)
     return OptimizerPrograms(
         init=stage_program(start, stages, list(state_stages.values())),
         update=stage_program(program, owners, [owners[name] for name in replaced]),
@@ -157,30 +129,6 @@ def _whole(parts: list[Part]) -> jax.ShapeDtypeStruct:
     length = sum(part.held.shape[0] for part in parts) if len(parts) > 1 else None
     shape = parts[0].held.shape if length is None else (length, *parts[0].held.shape[1:])
     return jax.ShapeDtypeStruct(shape, parts[0].held.dtype)
-
-
-def _treats_layers_alone(task: TrainingTask) -> bool:
-    """Whether the update of a leaf is the updates of its slices: tried on a small leaf of random numbers, whole and cut
-    along its leading dim, for two steps."""
-    rng = np.random.default_rng(0)
-    whole, grads = (jnp.asarray(rng.normal(size=(4, 3, 8)), jnp.float32) for _ in range(2))
-
-    def run(cut: bool) -> Any:
-        def split(x: Any) -> dict[str, Any]:
-            return {"a": x[:1], "b": x[1:]} if cut else {"a": x}
-
-        def steps(start: Any, gradient: Any) -> Any:
-            params, state = split(start), task.optimizer.init(split(start))
-            for scale in (1.0, 0.5):
-                updates, state = task.optimizer.update(
-                    jax.tree.map(lambda g, scale=scale: g * scale, split(gradient)), state, params
-                )
-                params: Any = optax.apply_updates(params, updates)
-            return jnp.concatenate([params["a"], params["b"]]) if cut else params["a"]
-
-        return jax.jit(steps)(whole, grads)  # one compile; op by op an optimizer is dozens
-
-    return bool(np.allclose(run(True), run(False), rtol=1e-5, atol=1e-7))
 
 
 __all__ = ["OptimizerPrograms", "Part", "optimizer_programs", "parts_of"]

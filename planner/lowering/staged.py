@@ -6,16 +6,13 @@ stage that reads it. Equations run in phases: stage programs and crossing progra
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import jax
-
 from costmodel.errors import InputError
-from planner.frontend.flat import Equation, Operand, Program, Value, flatten, prune
-from planner.lowering.branches import without_branches
+from planner.frontend.flat import Equation, Operand, Program, Value, prune
 
 CROSSING = -1
 ANYWHERE = -2
@@ -214,13 +211,6 @@ def _size(value: Value) -> int:
     return count
 
 
-def trace(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Program:
-    """The flat program of ``function(dict of abstract inputs) -> pytree``, for running: branches are selections."""
-    names = list(inputs)
-    closed = jax.make_jaxpr(lambda *xs: jax.tree.leaves(function(dict(zip(names, xs, strict=True)))))(*inputs.values())
-    return without_branches(flatten(closed, names, use="run"))
-
-
 def stage_program(program: Program, owners: Mapping[str, int], output_stages: Sequence[int]) -> StagedProgram:
     """Partitions a program.
 
@@ -232,4 +222,4 @@ def stage_program(program: Program, owners: Mapping[str, int], output_stages: Se
     return StagedProgram(program, owners, outs, placed)
 
 
-__all__ = ["ANYWHERE", "CROSSING", "Piece", "StagedProgram", "stage_program", "trace"]
+__all__ = ["ANYWHERE", "CROSSING", "Piece", "StagedProgram", "stage_program"]

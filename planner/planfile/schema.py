@@ -147,6 +147,15 @@ class TiedParameter(Document, frozen=True):
     bytes: int
 
 
+class UpdateJoin(Document, frozen=True):
+    """The optimizer joins values of several stages (the norm of all gradients, say): the update of `stage` begins when
+    all stages of `waits_for` have their gradients, and `time_s` later."""
+
+    stage: int
+    waits_for: tuple[int, ...]
+    time_s: float
+
+
 class ActorPlan(Document, frozen=True):
     """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``."""
 
@@ -258,6 +267,7 @@ class Plan(Document, frozen=True):
     baselines: tuple[BaselinePlan, ...]
     findings: tuple[Finding, ...]
     versions: dict[str, str]
+    update_joins: tuple[UpdateJoin, ...] = ()
     profile: str | None = None
     compile_check: dict[str, str] | None = None
 

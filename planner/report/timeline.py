@@ -5,7 +5,7 @@ from costmodel.schedule.actions import Actor, Schedule
 from costmodel.simulate import SendTimes, Simulation, StageTimes, TimelineEntry, simulate
 from costmodel.units import format_seconds
 from planner.check.placement import groups_of
-from planner.check.timetable import schedule_of
+from planner.check.timetable import schedule_of, waits_of
 from planner.planfile.schema import Plan
 
 MIN_COLUMNS = 3  # of the shortest forward
@@ -33,7 +33,7 @@ def run_schedule(plan: Plan) -> Simulation:
                 reduce_s=time.gradient_reduction_s / len(virtual),
                 update_s=max(time.once_s - time.gradient_reduction_s, 0.0) / len(virtual),
             )
-    return simulate(schedule, times, _sends(plan, schedule))
+    return simulate(schedule, times, _sends(plan, schedule), waits=waits_of(plan))
 
 
 def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTimes] | None:
@@ -77,7 +77,16 @@ def render_timeline(plan: Plan, width: int = 110) -> str:
     legend = f"{scale}{shown}; numbers are microbatches, - forward, = backward, . waiting"
     if plan.schedule.actors and any("W" in actor.actions for actor in plan.schedule.actors):
         legend += ", ~ weight gradient"
-    return "\n".join([*lines, legend]) + "\n"
+    return "\n".join([*lines, legend, *_update_lines(simulation, labels)]) + "\n"
+
+
+def _update_lines(simulation: Simulation, labels: dict[Actor, str]) -> list[str]:
+    """One line for the stages whose updates wait for each other."""
+    waits = [(labels[use.actor], use.joined_s) for use in simulation.actors if use.joined_s > 0]
+    if not waits:
+        return []
+    each = ", ".join(f"{label} {format_seconds(time_s)}" for label, time_s in waits)
+    return [f"updates wait for values of other stages' gradients: {each}"]
 
 
 def _label(plan: Plan, actor: Actor) -> str:

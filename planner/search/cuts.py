@@ -21,8 +21,9 @@ def uncut_borders(graph: ModelGraph) -> dict[int, str]:
     """Borders that no plan cuts, with the reason.
 
     They lie inside a run whose layers each make an item of one stacked value; between readers of the same item of a
-    stacked parameter (some may read the stack whole), which has one home; and between the first reader of a carried
-    state leaf and the block that replaces it (the next microbatch would wait for the last stage).
+    stacked parameter (some may read the stack whole), which has one home; between layers that the optimizer cannot
+    update apart; and between the first reader of a carried state leaf and the block that replaces it (the next
+    microbatch would wait for the last stage).
     """
     made: dict[str, list[int]] = {}
     for i, block in enumerate(graph.blocks):
@@ -41,6 +42,8 @@ def uncut_borders(graph: ModelGraph) -> dict[int, str]:
                 items.setdefault(source.value, {}).setdefault(source.index, []).append(i)
     for name, readers in items.items():
         whole = readers.pop(None, [])
+        if name in graph.joins.uncut and readers:
+            found |= _inside([i for span in readers.values() for i in span], graph.joins.uncut[name])
         for span in readers.values():  # none where all read the leaf whole: its stages exchange it
             found |= _inside([*span, *whole], f"blocks on both sides read the same layers of {name}")
     for leaf, value in graph.carried.items():

@@ -9,8 +9,9 @@ from costmodel.schedule.actions import Actor, Schedule
 from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.validate import in_flight
 from costmodel.sharding import split_factor
-from costmodel.simulate import SendTimes, Simulation, StageTimes, simulate
+from costmodel.simulate import SendTimes, Simulation, StageTimes, UpdateWait, simulate
 from planner.search.layout import GroupChoice, Layout, crossing_bytes, held_parameters, stage_cost
+from planner.search.update_barrier import update_waits
 from planner.space.decision import BlockCost
 
 
@@ -42,12 +43,14 @@ class GroupScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A layout's schedule, simulation and memory. `missing_bytes` is the most by which a group misses its limit."""
+    """A layout's schedule, simulation and memory. `missing_bytes` is the most by which a group misses its limit;
+    `waits` what the updates of stages wait for."""
 
     layout: Layout
     schedule: Schedule
     simulation: Simulation
     groups: dict[Actor, GroupScore]
+    waits: dict[int, UpdateWait]
 
     @property
     def time_s(self) -> float:
@@ -96,8 +99,9 @@ def score(layout: Layout) -> Score:
                 exchange_s=_exchange_seconds(layout, s) + tied[s],
                 update_s=cost.update_s,
             )
-    simulation = simulate(schedule, times, _sends(layout), keep_timeline=False)
-    return Score(layout=layout, schedule=schedule, simulation=simulation, groups=groups)
+    waits = update_waits(layout)
+    simulation = simulate(schedule, times, _sends(layout), waits=waits, keep_timeline=False)
+    return Score(layout=layout, schedule=schedule, simulation=simulation, groups=groups, waits=waits)
 
 
 def _sends(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:

@@ -11,7 +11,7 @@ from planner.check.rules import check_plan
 from planner.check.sharding import itemsize
 from planner.planfile.codec import decode, encode
 from planner.planfile.lines import find_lines
-from planner.planfile.schema import Plan, Transfer
+from planner.planfile.schema import Plan, Transfer, UpdateJoin
 from tests.plans import GIB, cluster_document, tiny_cluster, tiny_plan
 
 GOOD = {
@@ -106,6 +106,8 @@ BROKEN = [
     ("MP615", "schedule.microbatches", 5, "5 microbatches"),
     ("MP616", "transfers.0.to_stage", 2, "from stage 0 to stage 2"),
     ("MP616", "transfers", (), "nothing is handed from stage 0 to stage 1"),
+    ("MP617", "update_joins", (UpdateJoin(stage=0, waits_for=(0, 2), time_s=1e-5),), "the plan has 2 stages"),
+    ("MP625", "update_joins", (UpdateJoin(stage=0, waits_for=(0, 1), time_s=-1.0),), "stage 0 waits -1.0 s"),
     ("MP620", f"{G1}.memory", lambda memory: saving(memory, 40 * GIB), "too much (saved 40.00 GiB"),
     ("MP620", f"{G0}.memory.limit_bytes", GIB, "the plan's limit"),
     ("MP621", f"{G0}.memory.total_bytes", 7, "add up to"),

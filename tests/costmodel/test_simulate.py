@@ -16,7 +16,7 @@ from costmodel.pipeline import (
 )
 from costmodel.schedule.actions import Action, Actor, parse_schedule
 from costmodel.schedule.generate import gpipe, one_f_one_b, spread_shares
-from costmodel.simulate import SendTimes, StageTimes, simulate
+from costmodel.simulate import SendTimes, StageTimes, UpdateWait, simulate
 
 TIME = st.floats(0.0, 10.0)
 POSITIVE = st.floats(0.1, 10.0)
@@ -295,8 +295,25 @@ def test_global_norm_makes_every_stage_wait_for_the_first():
     times = {Actor(i, 0): StageTimes(forward_s=1.0, backward_s=1.0, reduce_s=0.5, update_s=0.25) for i in range(3)}
     free = simulate(one_f_one_b(3, 4), times)
     assert [use.step_end_s for use in free.actors] == [12.75, 11.75, 10.75]
-    tied = simulate(one_f_one_b(3, 4), times, global_norm_s=0.125)
+    every = UpdateWait(stages=frozenset({0, 1, 2}), time_s=0.125)
+    tied = simulate(one_f_one_b(3, 4), times, waits=dict.fromkeys(range(3), every))
     assert [use.step_end_s for use in tied.actors] == [12 + 0.5 + 0.125 + 0.25] * 3
+    assert [use.joined_s for use in tied.actors] == [0.125, 1.125, 2.125]
+
+
+def test_an_update_waits_for_those_stages_only_that_it_reads():
+    """Stages of unequal speed; the second and the third share a leaf that the optimizer takes the norm of."""
+    times = {
+        Actor(i, 0): StageTimes(forward_s=t, backward_s=t, reduce_s=r, update_s=0.25)
+        for i, (t, r) in enumerate([(1.0, 0.0), (3.0, 4.0), (2.0, 0.5)])
+    }
+    free = simulate(one_f_one_b(3, 4), times)
+    pair = UpdateWait(stages=frozenset({1, 2}), time_s=0.5)
+    tied = simulate(one_f_one_b(3, 4), times, waits={1: pair, 2: pair})
+    ready = [use.step_end_s - 0.25 for use in free.actors]
+    assert ready[1] > ready[2]
+    assert [use.step_end_s for use in tied.actors] == [free.actors[0].step_end_s, *[ready[1] + 0.5 + 0.25] * 2]
+    assert tied.makespan_s == free.makespan_s + 0.5 and tied.pipeline_s == free.pipeline_s
 
 
 def test_backward_is_whole_unless_the_schedule_splits_it():
@@ -357,8 +374,9 @@ def test_times_must_be_finite_and_not_negative(time_s):
     times, sends = chain([1.0, 1.0], [1.0, 1.0], latency_s=time_s)
     with pytest.raises(InputError, match=f"latency_s is {time_s}"):
         simulate(gpipe(2, 2), times, sends)
-    with pytest.raises(InputError, match=f"global_norm_s is {time_s}"):
-        simulate(gpipe(2, 2), times, global_norm_s=time_s)
+    wait = UpdateWait(stages=frozenset({0, 1}), time_s=time_s)
+    with pytest.raises(InputError, match=f"update of stage 0: time_s is {time_s}"):
+        simulate(gpipe(2, 2), times, waits={0: wait})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from jax import lax
 
 from costmodel.errors import InputError
 from planner.frontend.task import TrainingTask
+from planner.lowering.compile import compile_plan
 from planner.models import gpt
 from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
 from tests.lowering.layouts import ONE, TWO, PinnedLayout, zero_0, zero_1, zero_2, zero_3
@@ -309,15 +310,18 @@ def test_whole_leaves_of_a_transformer_in_two_stages(name: str) -> None:
 
 
 def test_an_optimizer_that_stages_cannot_do() -> None:
-    """Sorted over the layers of a stack: refused by the op's name where stages cut it, run where they do not."""
+    """Sorted over the layers of a stack, which no stages cut then; a plan that was made to is refused."""
 
-    def median(gradients: Any, _: Any) -> Any:
+    def lowest(gradients: Any, _: Any) -> Any:
         return jax.tree.map(lambda x: x - jnp.sort(x, 0)[:1], gradients)
 
-    one = dataclasses.replace(task(), optimizer=optax.chain(optax.stateless(median), optax.sgd(0.1)))
-    check(one, ONE_STAGE)
+    one = dataclasses.replace(task(), optimizer=optax.chain(optax.stateless(lowest), optax.sgd(0.1)))
+    check(one, TWO_STAGES)
+    three_each = dataclasses.replace(TWO_STAGES, stages=tuple(dataclasses.replace(s, blocks=3) for s in TWO))
+    with pytest.raises(InputError, match=r"MP160.*sort\.\d+: every element is compared"):
+        three_each.plan(one)
     with pytest.raises(InputError, match=r"MP116.*sort\.\d+: every element is compared"):
-        check(one, TWO_STAGES)
+        compile_plan(three_each.plan(task()), one)
 
 
 def test_an_optimizer_that_loops() -> None:
