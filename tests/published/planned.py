@@ -66,7 +66,14 @@ PIPELINES = {
 # derivative asks of all devices: diffrax, optimistix. The transpose of a cast whose reader gives no cotangent (a
 # comparison, a stopped gradient) is counted and not written: the others.
 MISCOUNTED = frozenset(
-    {"diffrax_neural_ode", "optimistix_equilibrium", "flowjax_coupling_flow", "hf_bart", "penzai_llama"}
+    {
+        "diffrax_neural_ode",
+        "optimistix_equilibrium",
+        "flowjax_coupling_flow",
+        "hf_bart",
+        "hk_vq_vae",
+        "penzai_llama",
+    }
 )
 
 
