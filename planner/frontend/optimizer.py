@@ -67,7 +67,8 @@ def _traced(task: TrainingTask, leaves: Mapping[str, jax.ShapeDtypeStruct]) -> O
         params, grads = ({n: given[f"{kind}/{n}"] for n in leaves} for kind in ("param", "grad"))
         old = jax.tree.unflatten(tree, [given[f"state/{i}"] for i in range(len(state))])
         updates, new = task.optimizer.update(grads, old, params)
-        return [optax.apply_updates(params, updates)[n] for n in leaves], jax.tree.leaves(new)
+        applied = optax.apply_updates(params, updates)
+        return [applied[n] for n in leaves], jax.tree.leaves(new)
 
     def owner(path: Any) -> str | None:
         keys = (k.key for k in reversed(path) if isinstance(k, jax.tree_util.DictKey))

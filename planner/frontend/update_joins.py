@@ -14,6 +14,7 @@ from planner.frontend.flat import Program, Value
 from planner.frontend.optimizer import Optimizer, cut_update, traced_optimizer, treats_layers_alone
 from planner.frontend.task import TrainingTask
 
+SUMS = ("add", "add_any")
 Piece = tuple[str, int]  # leaf, and which half of it (0 for whole ones)
 
 
@@ -51,33 +52,48 @@ def _obstacle(optimizer: Optimizer, name: str, cut: Cut) -> str:
 
 def _joined(program: Program, optimizer: Optimizer, cuts: Mapping[str, Cut]) -> tuple[dict[str, frozenset[str]], int]:
     """For each leaf the others whose gradients its update reads (itself, where one half reads the other's), and how
-    many times, one after the other, values of several pieces come together."""
+    many times, one after the other, values of several pieces come together.
+
+    As `lowering/staged.py` does: a value of one piece's arrays is that piece's, also where single numbers of others go
+    into it; sums of numbers of several pieces are joined at once, in whatever order the user's program adds them.
+    """
     pieces: list[Piece] = [(n, half) for n in optimizer.leaves for half in range(2 if n in cuts else 1)]
-    names = {piece: part_name(*piece) if piece[0] in cuts else piece[0] for piece in pieces}
-    homes: dict[str, Piece] = {f"{kind}/{names[p]}": p for p in pieces for kind in ("param", "grad")}
-    needs: dict[str, frozenset[Piece]] = {f"grad/{names[p]}": frozenset({p}) for p in pieces}
+    names = [part_name(*piece) if piece[0] in cuts else piece[0] for piece in pieces]
+    home = {f"{kind}/{name}": i for i, name in enumerate(names) for kind in ("param", "grad")}
+    needs = {f"grad/{name}": 1 << i for i, name in enumerate(names)}  # bit i: the gradient of piece i
     level: dict[str, int] = {}  # joins on the way to a value
     joined: set[str] = set()  # values made of several pieces, which belong to none
     for e in program.equations:
         inputs = [o for o in e.inputs if isinstance(o, Value)]
-        need = frozenset().union(*(needs.get(o.name, frozenset()) for o in inputs))
-        arrays = {homes[o.name] for o in inputs if o.name in homes and o.shape}
-        every = {homes[o.name] for o in inputs if o.name in homes}
-        home = next(iter(every)) if len(every) == 1 else next(iter(arrays)) if len(arrays) == 1 else None
-        at = max((level.get(o.name, 0) for o in inputs), default=0)
-        if home is None and every:
-            at = max(at, 1 + max(level.get(o.name, 0) for o in inputs if o.name in homes))
+        need, at = 0, 0
+        for o in inputs:
+            need |= needs.get(o.name, 0)
+            at = max(at, level.get(o.name, 0))
+        owned = [o for o in inputs if o.name in home]
+        every, arrays = {home[o.name] for o in owned}, {home[o.name] for o in owned if o.shape}
+        meets = any(o.name in joined for o in inputs)
+        sums = e.primitive.name in SUMS and meets and not arrays
+        own = None if sums else _only(every) if len(every) == 1 else _only(arrays)
+        if own is None and every:
+            at = max(at, 1 + max(level.get(o.name, 0) for o in owned))
         for v in e.outputs:
             needs[v.name], level[v.name] = need, at
-            if home is not None:
-                homes[v.name] = home
-            elif every or any(o.name in joined for o in inputs):
+            if own is not None:
+                home[v.name] = own
+            elif every or meets:
                 joined.add(v.name)
     reads: dict[str, frozenset[str]] = {}
     rounds = 0
-    for piece, o in zip(pieces, program.outputs, strict=False):
-        found = needs.get(o.name, frozenset()) if isinstance(o, Value) else frozenset()
-        others = frozenset(name for name, half in found if (name, half) != piece)
-        reads[piece[0]] = reads.get(piece[0], frozenset()) | others
+    known: dict[int, frozenset[str]] = {}
+    for i, (piece, o) in enumerate(zip(pieces, program.outputs, strict=False)):
+        others = needs.get(o.name, 0) & ~(1 << i) if isinstance(o, Value) else 0
+        if others not in known:
+            known[others] = frozenset(pieces[k][0] for k in range(len(pieces)) if others >> k & 1)
+        if others:
+            reads[piece[0]] = reads.get(piece[0], frozenset()) | known[others]
         rounds = max(rounds, level.get(o.name, 0) if isinstance(o, Value) else 0)
-    return {n: others for n, others in reads.items() if others}, rounds
+    return reads, rounds
+
+
+def _only(pieces: set[int]) -> int | None:
+    return next(iter(pieces)) if len(pieces) == 1 else None

@@ -46,6 +46,19 @@ def test_a_global_norm_joins_all_trained_leaves_and_layers() -> None:
     assert joins.rounds == 1
 
 
+def test_a_norm_of_many_leaves_is_one_round() -> None:
+    """However many leaves are added up one after the other."""
+    params = {f"w{i}": jax.ShapeDtypeStruct((8, 8), jnp.float32) for i in range(5)}
+    steps = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    task = TrainingTask(
+        loss_fn=lambda p, b: sum(jnp.mean((b @ w) ** 2) for w in p.values()),
+        params=params, batch=jax.ShapeDtypeStruct((4, 8), jnp.float32), optimizer=steps,
+    )  # fmt: skip
+    joins = model_graph(capture(task, 4)).joins
+    assert joins.rounds == 1
+    assert joins.reads == {name: frozenset(params) - {name} for name in params}
+
+
 def test_each_norm_of_clipped_gradients_is_a_round_of_its_own() -> None:
     joins = graph_of(optax.clip_by_global_norm(1.0), optax.scale(2.0), optax.clip_by_global_norm(1.0)).joins
     assert joins.rounds == 2
