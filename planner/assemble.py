@@ -41,7 +41,11 @@ from planner.search.score import GroupScore, Score, _sends, tied_parameters
 def model_record(
     graph: ModelGraph, *, reduction: str, spec: str | None = None, sequence: int | None = None
 ) -> ModelRecord:
-    """What a plan keeps of the model that it was made for. The fingerprint does not depend on the microbatch size."""
+    """What a plan keeps of the model that it was made for.
+
+    The fingerprint covers every op with its shapes, numbers and nested programs (the canonical hashes of the blocks), so
+    it holds for the microbatch size of the graph alone.
+    """
     facts = graph.params.values()
     shapes = {name: p.shape for name, p in graph.params.items()}
     names = [b.name for b in graph.blocks]
@@ -49,8 +53,8 @@ def model_record(
         "parameters": {
             n: [list(p.shape), p.dtype, p.trained, p.optimizer_bytes_per_element] for n, p in graph.params.items()
         },
-        "blocks": names,
-        "ops": [[op.name for op in graph.classes[b.class_key].ops] for b in _first_of_class(graph)],
+        "blocks": [[b.name, b.class_key] for b in graph.blocks],
+        "microbatch": graph.microbatch,
         "reduction": reduction,
     }
     return ModelRecord(
@@ -65,13 +69,6 @@ def model_record(
         sequence=sequence,
         parameter_shapes=shapes,
     )
-
-
-def _first_of_class(graph: ModelGraph) -> list:  # type: ignore[type-arg]
-    seen: dict[str, object] = {}
-    for block in graph.blocks:
-        seen.setdefault(block.class_key, block)
-    return list(seen.values())
 
 
 def assemble_plan(

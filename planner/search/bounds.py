@@ -3,9 +3,12 @@
 * B1  hardware: FLOPs of a step over what all devices achieve together.
 * B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on
   one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together
-  run at
-  best at the sum of their rates, whatever blocks each takes: step >= 1 / sum over g of max over n of N_g / (n T(g, n)).
+  run at best at the sum of their rates, whatever blocks each takes:
+  step >= 1 / sum over g of max over n of N_g / (n T(g, n)).
   The bound is the least over the microbatch sizes and stage counts that were solved.
+
+Both come from the prices that made the plan. A bound above the plan's own time would be a defect of meshplan: it is then
+not used, and the certificate says so instead of calling the plan optimal.
 """
 
 import math
@@ -17,9 +20,12 @@ from planner.assemble import main_dtype
 from planner.planfile.schema import Certificate
 from planner.search.candidates import Candidates
 from planner.search.score import Score
+from planner.space.model_space import HEAVY, SMALL
 
 if TYPE_CHECKING:
     from planner.search.joint import Request
+
+ROUNDING = 1e-9
 
 
 def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
@@ -53,15 +59,23 @@ def space_bound_s(request: "Request", candidates: Candidates) -> float:
 
 def certificate(request: "Request", best: Score, candidates: Candidates, limit_fired: bool = False) -> Certificate:
     """What is proven of the best plan."""
-    hardware = hardware_bound_s(request, best.layout.graph)
-    bound = min(best.time_s, max(hardware, space_bound_s(request, candidates)))
+    hardware, space = hardware_bound_s(request, best.layout.graph), space_bound_s(request, candidates)
+    notes = []
+    for name, value in (("hardware", hardware), ("space", space)):
+        if value > best.time_s * (1 + ROUNDING):
+            notes.append(
+                f"not used: the {name} bound of {value:.4g} s, which exceeds the plan's own {best.time_s:.4g} s (a defect "
+                "of meshplan; please report it)"
+            )
+    used = [min(value, best.time_s) for value in (hardware, space) if value <= best.time_s * (1 + ROUNDING)]
+    bound, hardware = max(used, default=0.0), hardware if hardware <= best.time_s * (1 + ROUNDING) else 0.0
     return Certificate(
         lower_bound_s=bound,
         gap=1 - bound / best.time_s,
-        hardware_bound_s=hardware,
-        hardware_gap=1 - hardware / best.time_s,
-        space=describe_space(request),
-        status="optimal" if bound >= best.time_s * (1 - 1e-9) else "feasible",
+        hardware_bound_s=min(hardware, best.time_s),
+        hardware_gap=max(0.0, 1 - hardware / best.time_s),
+        space=(*describe_space(request), *notes),
+        status="optimal" if bound >= best.time_s * (1 - ROUNDING) else "feasible",
         limit_fired=limit_fired,
     )
 
@@ -76,11 +90,15 @@ def describe_space(request: "Request") -> tuple[str, ...]:
     return (
         "searched: each op's split over one or two mesh axes, parameters, gradients and optimizer state each "
         "replicated or split (ZeRO-0 to 3, tensor, sequence and expert parallel), no or full remat a stage",
-        f"searched: microbatch sizes among {sizes}, from where activations take a third of memory while moving helps",
+        f"searched: microbatch sizes among {sizes}, from where activations take about half of memory while moving "
+        "helps; numbers of stages while more of them help, and inner mesh axes that came near the best before",
         "searched: for each mesh and number of stages the shardings that suit a stage with an equal share of the model "
         "and as many microbatches in flight as the first stage",
-        "searched: contiguous stages on devices of one group, or on one group each of two; schedule "
-        + ("1f1b" if request.schedule == "auto" else request.schedule),
+        "searched: contiguous stages on devices of one group"
+        + (", or on one group each of two" if len(request.cluster.groups) == 2 else "")
+        + f"; schedule {'1f1b' if request.schedule == 'auto' else request.schedule}",
+        f"not searched: matrix products with over {HEAVY:.0%} of the FLOPs whole on an axis that can split them, "
+        f"splits of parameters with under {SMALL:.1%} of all elements",
         "not searched: three mesh axes, selective remat, offload, interleaved or zero-bubble schedules, context "
         "parallel attention kernels, padding of dims that do not divide",
         "the bound counts stages of the meshes that were solved, with bubbles and transfers left out",

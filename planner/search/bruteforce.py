@@ -19,11 +19,12 @@ def best_assignment(problem: IntraOpProblem, goal: Goal = Goal.time) -> tuple[fl
 
 
 def all_stage_plans(problem: StageProblem) -> Iterator[StagePlan]:
-    """Every plan that the devices and `max_stages` allow, whether it fits into memory or not."""
+    """Every plan that the devices and numbers of stages allow, whether it fits into memory or not."""
 
     def extend(first: int, left: tuple[int, ...], spans: tuple[Span, ...]) -> Iterator[StagePlan]:
         if first == len(problem.blocks):
-            yield score_stages(problem, spans)
+            if len(spans) >= problem.min_stages:
+                yield score_stages(problem, spans)
             return
         if len(spans) == problem.max_stages:
             return

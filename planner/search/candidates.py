@@ -1,13 +1,13 @@
 """Candidates for stages: meshes of a device group, and the solved decision on each, kept for reuse."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from costmodel.cluster import Cluster, Device, DeviceGroup
 from costmodel.collective_lines import CollectiveLines
-from costmodel.collectives import axis_links
+from costmodel.collectives import AxisLink, axis_links
 from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
@@ -18,6 +18,7 @@ from planner.search.cuts import border_bytes
 from planner.search.intra_op import least_memory, solve
 from planner.search.priced import price_memory
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
+from planner.search.windows import starts
 from planner.space.backward import kept_by
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace, Remat, Setting
@@ -26,6 +27,7 @@ AXIS_NAMES = ("data", "model")
 SCREEN = SearchBudget(relative_gap=0.02, prove=False, mip_nodes=200)
 FINAL = SearchBudget(relative_gap=0.02, mip_nodes=50)
 Mesh = tuple[int, ...]
+_Seen = tuple[tuple[AxisLink, ...], float]  # links of a mesh's axes, slowdown of its slowest device
 Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
 
 
@@ -75,7 +77,7 @@ def stage_sizes(total: int, per_node: int) -> tuple[int, ...]:
 
 def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
     """Whole bytes: parameters with gradients and optimizer state; all saved activations; all block inputs; the saved
-    activations of one block of each class."""
+    activations of the block that saves most."""
     state = sum(
         p.elements * (p.itemsize + (p.gradient_itemsize + p.optimizer_bytes_per_element if p.trained else 0.0))
         for p in graph.params.values()
@@ -92,7 +94,7 @@ def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
             sum(cls.tensors[n].bytes for n in cls.inputs if cls.tensors[n].role in ("activation", "batch"))
         )
     keys = [b.class_key for b in graph.blocks]
-    return state, sum(saved[k] for k in keys), sum(entries[k] for k in keys), sum(saved.values())
+    return state, sum(saved[k] for k in keys), sum(entries[k] for k in keys), max(saved.values(), default=0.0)
 
 
 @dataclass(kw_only=True)
@@ -110,7 +112,9 @@ class Candidates:
     facts: Mapping[str, Facts]
     restrict: Restrict | None = None
     solved: int = 0
-    _spaces: dict[tuple[str, Mesh, int], ModelSpace] = field(default_factory=dict)
+    limit_fired: bool = False
+    _spaces: dict[tuple[object, ...], ModelSpace] = field(default_factory=dict)
+    _best_places: dict[tuple[str, Mesh], _Seen] = field(default_factory=dict)
     _decisions: dict[tuple[object, ...], Decision | float | None] = field(default_factory=dict)
     _price: float | None = None
     _footprints: dict[int, tuple[float, float, float, float]] = field(default_factory=dict)
@@ -123,22 +127,47 @@ class Candidates:
         return Transfers(self.cluster, {name: facts.copy_lines for name, facts in self.facts.items()})
 
     def space(self, pool: DeviceGroup, mesh: Mesh, microbatch: int) -> ModelSpace:
-        """The space of the whole model on a mesh of a pool's first devices."""
-        key = (pool.name, mesh, microbatch)
+        """The space of the whole model on a mesh, at its best place in a pool."""
+        devices, count = pool_devices(self.cluster, pool.name), math.prod(mesh)
+        if (pool.name, mesh) not in self._best_places:
+            places = [self._seen_from(pool, mesh, devices[at : at + count], at) for at in starts(devices, count)]
+            self._best_places[pool.name, mesh] = min(
+                places, key=lambda seen: (seen[1], [1 / link.bandwidth_bytes_per_s for link in seen[0]])
+            )
+        return self._space(pool, mesh, microbatch, *self._best_places[pool.name, mesh])
+
+    def _seen_from(self, pool: DeviceGroup, mesh: Mesh, devices: Sequence[Device], first: int) -> _Seen:
+        links = axis_links(pool, mesh, first=first) if mesh else ()
+        return links, max(device.slowdown for device in devices)
+
+    def _space(
+        self, pool: DeviceGroup, mesh: Mesh, microbatch: int, links: tuple[AxisLink, ...], slowdown: float
+    ) -> ModelSpace:
+        key = (pool.name, mesh, microbatch, links, slowdown)
         if key not in self._spaces:
             facts = self.facts[pool.device.name]
-            slowdown = max((d.slowdown for d in self.cluster.devices if d.group == pool.name), default=1.0)
             pricing = Pricing(
                 kind=facts.kind,
                 mesh=mesh,
                 axis_names=AXIS_NAMES[: len(mesh)] if len(mesh) > 1 else AXIS_NAMES[:1][: len(mesh)],
-                links=axis_links(pool, mesh) if mesh else (),
+                links=links,
                 op_times=facts.op_times_of(self.graph_of(microbatch)),
                 collective_lines=facts.collective_lines,
                 slowdown=slowdown,
             )
             self._spaces[key] = ModelSpace(graph=self.graph_of(microbatch), pricing=pricing)
         return self._spaces[key]
+
+    def on_devices(self, decision: Decision, pool: DeviceGroup, devices: Sequence[Device]) -> Decision:
+        """The same choice at the prices of a window of the pool: its links and its slowest device count."""
+        space, setting = decision.space, decision.setting
+        first = pool_devices(self.cluster, pool.name).index(devices[0])
+        seen = self._seen_from(pool, space.mesh, devices, first)
+        if seen == (space.pricing.links, space.pricing.slowdown):
+            return decision
+        there = self._space(pool, space.mesh, space.graph.microbatch, *seen)
+        found = evaluate(there.problem(setting, limit_bytes=math.inf), decision.choice)
+        return replace(decision, space=there, time_s=found.time_s, bound_s=min(decision.bound_s, found.time_s))
 
     def decide(
         self,
@@ -196,8 +225,10 @@ class Candidates:
         if not solution.status.found and solution.limit_fired:
             priced = price_memory(problem, self._solve_free, self._price)
             self._price = priced.price
-            if not priced.choice:
-                return None
+            if not priced.choice:  # none was met, which proves nothing: the bound stands
+                self.limit_fired = True
+                known_s = max(solution.bound_s, priced.bound_s)
+                return float(known_s) if 0 < known_s < math.inf else None
             found_s = evaluate(problem, priced.choice).time_s
             proven_s = max(bound for bound in (priced.bound_s, solution.bound_s) if math.isfinite(bound))
             return Decision(
@@ -238,9 +269,9 @@ class Candidates:
         """The memory row before anything is split: no mesh of n devices needs less than an n-th of it."""
         if microbatch not in self._footprints:
             self._footprints[microbatch] = footprint(self.graph_of(microbatch))
-        state, saved, entries, one_of_each = self._footprints[microbatch]
+        state, saved, entries, largest = self._footprints[microbatch]
         kept = entries if setting.remat == "full" else saved
-        return (state + setting.in_flight * kept) / setting.stages + (one_of_each if setting.remat == "full" else 0.0)
+        return (state + setting.in_flight * kept) / setting.stages + (largest if setting.remat == "full" else 0.0)
 
     def _problem(self, space: ModelSpace, setting: Setting, limit_bytes: float) -> IntraOpProblem:
         problem = space.problem(setting, limit_bytes=limit_bytes)
@@ -258,11 +289,14 @@ class Candidates:
 
     def bounds(self) -> Iterator[tuple[tuple[str, int, int, int], float]]:
         """((pool, devices, microbatch, stages), least seconds of a step of the whole model on such a stage) of what was
-        solved and fits."""
-        for (pool, mesh, microbatch, setting, *_), decision in self._decisions.items():
-            if decision is not None:
+        solved and may fit."""
+        proven: dict[tuple[object, ...], float] = {}
+        for (*candidate, _budget), decision in self._decisions.items():
+            if decision is not None:  # solved with more work, a candidate has a better bound
                 bound_s = decision.bound_s if isinstance(decision, Decision) else decision
-                yield (str(pool), math.prod(mesh), int(microbatch), setting.stages), bound_s  # type: ignore[arg-type, attr-defined]
+                proven[tuple(candidate)] = max(proven.get(tuple(candidate), 0.0), bound_s)
+        for (pool, mesh, microbatch, setting, *_), bound_s in proven.items():
+            yield (str(pool), math.prod(mesh), int(microbatch), setting.stages), bound_s  # type: ignore[arg-type, attr-defined]
 
     def nearest(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Decision | None:
         """The decision that needs least memory, whether it fits or not."""

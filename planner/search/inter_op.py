@@ -179,7 +179,11 @@ class _StageSearch:
         tables = coarsened(everything, boundaries, coarse_unit(everything, self.budget.stage_cells))
         pick = np.ix_(np.arange(len(self.problem.options)), boundaries, boundaries)
         dp = ExcessDP(
-            tables, tables.time_s, self.in_flight, lambda in_flight: stage_excess(self.problem, in_flight)[pick]
+            tables,
+            tables.time_s,
+            self.in_flight,
+            lambda in_flight: stage_excess(self.problem, in_flight)[pick],
+            self.problem.min_stages,
         )
         reached = min(dp.run(), default=None)
         found = score_stages(self.problem, _at(boundaries, reached[1])) if reached else None
@@ -193,7 +197,7 @@ class _StageSearch:
         """Score a plan and remember it."""
         if spans not in self.plans:
             plan = score_stages(self.problem, spans)
-            if plan.fits:
+            if plan.fits and len(spans) >= self.problem.min_stages:
                 self.plans[spans] = plan
                 self.best_s = min(self.best_s, plan.step_time_s)
 
@@ -304,7 +308,8 @@ class _StageSearch:
         if found.bound_s >= limit_s:
             return math.inf
         prices = found.prices[:PRICES_IN_DP]
-        dp = StageDP(tables, time_s, self.in_flight, prices, priced.prefix(prices), limit_s)
+        prefix_s = priced.prefix(prices)
+        dp = StageDP(tables, time_s, self.in_flight, prices, prefix_s, limit_s, self.problem.min_stages)
         for _, spans in dp.run():
             self.offer(spans if boundaries is None else _at(boundaries, spans))
         return dp.least_s
@@ -317,7 +322,16 @@ class _StageSearch:
             return math.inf
         prices = found.prices[:PRICES_IN_DP]
         prefix_s = priced.prefix(prices)
-        labels = StageLabels(self.tables, time_s, self.in_flight, prices, prefix_s, limit_s, self.budget.stage_labels)
+        labels = StageLabels(
+            self.tables,
+            time_s,
+            self.in_flight,
+            prices,
+            prefix_s,
+            limit_s,
+            self.budget.stage_labels,
+            self.problem.min_stages,
+        )
         for _, spans in labels.run():
             self.offer(spans)
         self.effort["labels"] = self.effort.get("labels", 0) + len(labels.reached[0])

@@ -8,17 +8,18 @@ For every number of stages and a microbatch size:
    form;
 3. the best few are scored by event simulation, and the best plan is kept.
 
-The microbatch size starts where activations take about a third of memory and moves to smaller or larger divisors of the
+The microbatch size starts where activations take about half of memory and moves to smaller or larger divisors of the
 global batch while that helps; inner axis sizes that were far off are not tried again. The winner's decisions are solved
 once more to a tight gap.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from costmodel.cluster import Cluster, DeviceGroup
+from costmodel.cluster import Cluster, Device, DeviceGroup
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
@@ -32,6 +33,7 @@ from planner.search.pinned import StagePin, pinned_layout
 from planner.search.problem import SearchBudget
 from planner.search.score import Score, score
 from planner.search.stages import GroupCosts, ScheduleKind, StageOption, StagePlan, StageProblem
+from planner.search.windows import windows
 from planner.space.decision import Decision
 
 Say = Callable[[str, int, int], None]
@@ -147,7 +149,10 @@ class _Search:
             raise explain_miss(request, self.missed, self.candidates)
         self._offer(self._polished(self.best))
         return SearchResult(
-            score=self.best, certificate=certificate(request, self.best, self.candidates, self.limit_fired)
+            score=self.best,
+            certificate=certificate(
+                request, self.best, self.candidates, self.limit_fired or self.candidates.limit_fired
+            ),
         )
 
     def _pinned(self, schedule: ScheduleKind) -> None:
@@ -209,7 +214,7 @@ class _Search:
         return value(at)
 
     def _start(self, stages: int) -> int:
-        """The largest microbatch whose activations take about a third of a stage's memory, and with which a pipeline
+        """The largest microbatch whose activations take about half of a stage's memory, and with which a pipeline
         has four microbatches a stage."""
         batch, sizes = self.request.global_batch, self.request.sizes
         least = 4 * stages if stages > 1 else 1
@@ -222,8 +227,8 @@ class _Search:
 
     def _bytes_per_example(self) -> float:
         """What one example's activations take at least: without remat, or with full remat and one block run again."""
-        _, saved, entries, one_of_each = footprint(self.first)
-        return min(saved, entries + one_of_each) / self.first.microbatch
+        _, saved, entries, largest = footprint(self.first)
+        return min(saved, entries + largest) / self.first.microbatch
 
     def _try(self, stages: int, size: int, schedule: ScheduleKind) -> float:
         """Best step time with up to `stages` stages at one microbatch size."""
@@ -268,6 +273,8 @@ class _Search:
                 old = group.decision
                 pool, setting = self.request.cluster.group(group.pool), old.setting
                 new = self.candidates.decide(pool, old.space.mesh, best.layout.graph.microbatch, setting, budget=FINAL)
+                if new is not None:
+                    new = self.candidates.on_devices(new, pool, group.devices)
                 groups.append(replace(group, decision=new if new is not None and new.time_s < old.time_s else old))
             stages.append(replace(stage, groups=tuple(groups)))
         return score(replace(best.layout, stages=tuple(stages)))
@@ -377,6 +384,7 @@ class _Search:
             microbatches=count,
             schedule=schedule,
             max_stages=stages,
+            min_stages=stages if self.request.stages is not None else 1,
         )
 
     def _links(self, options: list[StageOption]) -> tuple[np.ndarray, np.ndarray]:
@@ -403,7 +411,15 @@ class _Search:
     def _layout(
         self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int, schedule: ScheduleKind
     ) -> Layout:
-        left = {g.name: list(pool_devices(self.request.cluster, g.name)) for g in self.pools}
+        taken: dict[str, Iterator[tuple[Device, ...]]] = {}
+        for pool in self.pools:
+            counts = [
+                math.prod(decision.space.mesh)
+                for stage in plan.stages
+                for own, decision in built[stage.option].groups
+                if own.name == pool.name
+            ]
+            taken[pool.name] = iter(windows(pool_devices(self.request.cluster, pool.name), counts))
         stages = []
         for stage in plan.stages:
             b = built[stage.option]
@@ -411,10 +427,10 @@ class _Search:
             shares = spread_shares(numerators) if len(numerators) > 1 else (tuple(range(count)),)
             groups = []
             for g, (pool, decision) in enumerate(b.groups):
-                need = int(np.prod(decision.space.mesh)) if decision.space.mesh else 1
-                taken, left[pool.name] = left[pool.name][:need], left[pool.name][need:]
+                devices = next(taken[pool.name])
+                there = self.candidates.on_devices(decision, pool, devices)
                 groups.append(
-                    GroupChoice(pool=pool.name, devices=tuple(taken), decision=decision, microbatches=tuple(shares[g]))
+                    GroupChoice(pool=pool.name, devices=devices, decision=there, microbatches=tuple(shares[g]))
                 )
             stages.append(StageChoice(start=stage.first, stop=stage.end, groups=tuple(groups)))
         return Layout(

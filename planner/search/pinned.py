@@ -9,10 +9,11 @@ from costmodel.cluster import Cluster, Device
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
-from planner.search.candidates import Candidates, Mesh, meshes
+from planner.search.candidates import Candidates, Mesh, meshes, pool_devices
 from planner.search.cuts import uncut_borders
 from planner.search.layout import GroupChoice, Layout, StageChoice
 from planner.search.score import Score, score
+from planner.search.windows import windows
 from planner.space.decision import Decision
 
 
@@ -39,30 +40,32 @@ class StagePin:
 
 
 def take_devices(cluster: Cluster, pins: Sequence[StagePin]) -> list[list[tuple[Device, ...]]]:
-    """Devices of every group, taken in the cluster's order.
+    """Devices of every group: windows of their pools (`planner.search.windows`).
 
     Raises:
         InputError: a group has fewer devices than the pins ask for.
     """
-    left = {g.name: [d for d in cluster.devices if d.group == g.name] for g in cluster.groups}
-    taken: list[list[tuple[Device, ...]]] = []
+    pools = {g.name: pool_devices(cluster, g.name) for g in cluster.groups}
+    asked: dict[str, list[tuple[int, int, int]]] = {name: [] for name in pools}
     for s, stage in enumerate(pins):
-        taken.append([])
-        for group in stage.groups:
-            if group.pool not in left:
+        for g, group in enumerate(stage.groups):
+            if group.pool not in pools:
                 raise InputError(
-                    "MP160", f"stage {s} is pinned to group {group.pool!r}; the cluster has {', '.join(left)}", ""
+                    "MP160", f"stage {s} is pinned to group {group.pool!r}; the cluster has {', '.join(pools)}", ""
                 )
-            have = left[group.pool]
-            if len(have) < group.devices:
+            left = len(pools[group.pool]) - sum(count for _, _, count in asked[group.pool])
+            if left < group.devices:
                 raise InputError(
                     "MP160",
-                    f"stage {s} is pinned to {group.devices} devices of {group.pool!r}, {len(have)} are left",
+                    f"stage {s} is pinned to {group.devices} devices of {group.pool!r}, {left} are left",
                     "pin fewer devices",
                 )
-            taken[-1].append(tuple(have[: group.devices]))
-            left[group.pool] = have[group.devices :]
-    return taken
+            asked[group.pool].append((s, g, group.devices))
+    taken: dict[tuple[int, int], tuple[Device, ...]] = {}
+    for name, asks in asked.items():
+        found = windows(pools[name], [count for _, _, count in asks])
+        taken.update({(s, g): window for (s, g, _), window in zip(asks, found, strict=True)})
+    return [[taken[s, g] for g in range(len(stage.groups))] for s, stage in enumerate(pins)]
 
 
 def pinned_layout(
@@ -95,7 +98,8 @@ def pinned_layout(
                     f"stage {s} does not fit {pin.devices} devices of {pin.pool}",
                     "pin more devices or a smaller microbatch",
                 )
-            row.append(min(options, key=lambda d: d.time_s))
+            best = min(options, key=lambda d: d.time_s)
+            row.append(candidates.on_devices(best, pool, devices[s][len(row)]))
         chosen.append(row)
     shares = [spread_shares(_counts([p.share for p in stage.groups], microbatches)) for stage in pins]
     stops = _stops(graph, pins, chosen)

@@ -5,7 +5,7 @@
   ranges fit into memory, depend on the number of stages after it:
   F_{k+1}(i, d, e) = min over options o of class e, and j, of
   t(o, i, j) + min_e' (F_k(j, d − devices_o, e') + send(e, e', j))
-* D2  A state that fewer stages reach at no higher cost is dropped.
+* D2  A state that fewer stages reach at no higher cost is dropped (unless a plan must have some number of stages).
 * D3  A state is dropped when F plus the bound B3 of `stage_bounds` for the blocks before it reaches the limit.
 
 Everything is dense arrays [L + 1, devices of pool 0 + 1, devices of pool 1 + 1, …]; one numpy call serves all blocks
@@ -31,6 +31,7 @@ class StageDP:
         in_flight: microbatches that the last stage, the one before it, … hold; as many as stages are allowed.
         prices, prefix_s: [M, P + 1] and [M, E, L + 1], prices and their bounds B1, for D3.
         limit_s: plans whose Σ t + Σ send reaches this are of no interest; inf for none.
+        min_stages: of a plan.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class StageDP:
         prices: Floats,
         prefix_s: Floats,
         limit_s: float,
+        min_stages: int = 1,
     ):
         self.tables, self.in_flight, self.limit_s = tables, in_flight, limit_s
+        self.min_stages = min_stages
         self.size = time_s.shape[1]
         self.links = tables.send_s.shape[0]
         self.grid = tuple(int(count) + 1 for count in tables.devices)
@@ -69,13 +72,14 @@ class StageDP:
             whole_s = float(layer[(slice(None), 0, *(-1 for _ in self.grid))].min())
             layer[(layer >= reached) | (layer + self._rest(len(self.in_flight) - stage - 1) >= self.limit_s)] = np.inf
             self.layers.append(layer)
-            if whole_s < self.limit_s:
+            if whole_s < self.limit_s and stage + 1 >= self.min_stages:
                 self.least_s = min(self.least_s, whole_s)
                 yield whole_s, self._trace(stage + 1)
             layer[:, 0] = np.inf
             if not np.isfinite(layer).any():
                 return
-            np.minimum(reached, layer, out=reached)
+            if self.min_stages == 1:
+                np.minimum(reached, layer, out=reached)
 
     def _costs(self, need: int) -> Floats:
         """[kinds, widths, L + 1] least seconds of the options of a kind that may hold (first, first + width)."""
@@ -173,11 +177,16 @@ class ExcessDP(StageDP):
     """
 
     def __init__(
-        self, tables: StageTables, time_s: Floats, in_flight: list[int], excess_bytes: Callable[[int], Floats]
+        self,
+        tables: StageTables,
+        time_s: Floats,
+        in_flight: list[int],
+        excess_bytes: Callable[[int], Floats],
+        min_stages: int = 1,
     ):
         pools = len(tables.devices)
         nothing = np.zeros((0, tables.send_s.shape[0], time_s.shape[1]))
-        super().__init__(tables, time_s, in_flight, np.zeros((0, pools + 1)), nothing, np.inf)
+        super().__init__(tables, time_s, in_flight, np.zeros((0, pools + 1)), nothing, np.inf, min_stages)
         self.excess: dict[int, Floats] = {}
         self.excess_bytes = excess_bytes
 

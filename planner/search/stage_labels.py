@@ -64,8 +64,10 @@ class StageLabels:
         prefix_s: Floats,
         limit_s: float,
         width: int,
+        min_stages: int = 1,
     ):
         self.tables, self.in_flight, self.limit_s, self.width = tables, in_flight, limit_s, width
+        self.min_stages = min_stages
         self.prices, self.prefix_s = prices, prefix_s
         self.blocks = time_s.shape[1] - 1
         order = time_s.transpose(2, 0, 1)  # stages sorted by their end
@@ -91,7 +93,7 @@ class StageLabels:
             if grown is None:
                 return
             whole = np.flatnonzero(grown.first == 0)
-            if len(whole):
+            if len(whole) and stage + 1 >= self.min_stages:
                 row = int(whole[grown.total_s[whole].argmin()])
                 if grown.total_s[row] < self.limit_s:
                     self.least_s = min(self.least_s, float(grown.total_s[row]))
@@ -158,7 +160,7 @@ class StageLabels:
         order = np.lexsort((layer.total_s, key))
         new = np.concatenate([[True], np.diff(key[order]) != 0]) if len(order) else np.zeros(0, dtype=bool)
         rows = order[new]
-        keys, totals = self.reached
+        keys, totals = self.reached if self.min_stages == 1 else (np.zeros(0, dtype=np.int64), np.zeros(0))
         at = np.searchsorted(keys, key[rows])
         if len(keys):
             at = np.minimum(at, len(keys) - 1)

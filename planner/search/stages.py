@@ -81,7 +81,7 @@ class StageProblem:
         boundary_bytes: [L − 1] bytes of one microbatch that cross between block i and i + 1.
         send_latency_s, send_s_per_byte: [O, O] of a cut between a stage of the row's option and a following stage of
             the column's, forward and backward together.
-        max_stages: most stages of a plan.
+        max_stages, min_stages: most and least stages of a plan.
 
     Raises:
         ValueError: shapes do not fit together or a cost is negative.
@@ -96,11 +96,16 @@ class StageProblem:
     microbatches: int
     schedule: ScheduleKind
     max_stages: int
+    min_stages: int = 1
 
     def __post_init__(self):
         count, options = len(self.blocks), len(self.options)
         _require(count > 0 and options > 0, f"{count} blocks and {options} options: at least one of each is needed")
         _require(self.microbatches >= 1 and self.max_stages >= 1, "microbatches and max_stages start at 1")
+        _require(
+            1 <= self.min_stages <= self.max_stages,
+            f"min_stages is {self.min_stages}, it goes from 1 to max_stages, {self.max_stages}",
+        )
         _require(
             self.boundary_bytes.shape == (count - 1,),
             f"{count} blocks have {count - 1} boundaries, got boundary_bytes of shape {self.boundary_bytes.shape}",

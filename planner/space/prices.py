@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodePrices:
-    """One node's options: seconds and bytes of one block and one microbatch; `count` blocks share the node."""
+    """One node's options: seconds and bytes of one block and one microbatch; `count` blocks share the node.
+
+    `class_key` is that of the block class whose ops the node is; '' for others.
+    """
 
     name: str
+    class_key: str
     count: int
     forward_s: Floats
     backward_s: Floats
@@ -82,14 +86,21 @@ class SpacePrices:
         nodes = tuple(_node_prices(space, names[i], node) for i, node in enumerate(space.nodes))
         return SpacePrices(nodes, tuple(edges))
 
+    def _heaviest(self) -> str:
+        """The block class that saves most while it runs again: a row has one block of one class at a time."""
+        saved: dict[str, float] = {}
+        for p in self.nodes:
+            saved[p.class_key] = saved.get(p.class_key, 0.0) + float(p.saved_bytes.max(initial=0.0))
+        return max(saved, key=lambda key: (saved[key], key))
+
     def problem(self, setting: Setting, limit_bytes: float) -> IntraOpProblem:
         full, times = setting.remat == "full", setting.microbatches
-        nodes = []
+        heaviest, nodes = self._heaviest(), []
         for p in self.nodes:
             per_microbatch = p.forward_s * (2.0 if full else 1.0) + p.backward_s
             kept = p.entry_bytes if full else p.saved_bytes
             memory = p.count * (p.state_bytes + setting.in_flight * kept) / setting.stages
-            if full:
+            if full and p.class_key == heaviest:
                 memory = memory + p.saved_bytes  # one block at a time is run again and kept
             nodes.append(
                 Node(
@@ -132,7 +143,8 @@ def _node_prices(space: "ModelSpace", name: str, node: AnyNode) -> NodePrices:
         for j, storage in enumerate(node.options):
             state[j] = sum(state_bytes(facts, elements, storage, space.mesh))
             once[j] = space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
-    return NodePrices(name, count, forward, backward, once, state, saved, entry, live)
+    key = node.class_key if isinstance(node, GroupNode) else ""
+    return NodePrices(name, key, count, forward, backward, once, state, saved, entry, live)
 
 
 def _edges_inside(space: "ModelSpace", key: str, cls: BlockClass) -> list[EdgePrices]:

@@ -16,6 +16,7 @@ def random_stage_problem(
     schedule: str,
     max_stages: int,
     tightness: float,
+    min_stages: int = 1,
     coarse: bool = True,
 ) -> StageProblem:
     """A random problem with uneven device counts, classes that an option cannot run, and options of two groups.
@@ -64,12 +65,14 @@ def random_stage_problem(
         microbatches=microbatches,
         schedule=schedule,
         max_stages=max_stages,
+        min_stages=min_stages,
     )
 
 
 @st.composite
 def small_stage_problems(draw):
     """Small enough to enumerate."""
+    max_stages = draw(st.sampled_from([1, 2, 3, 6]))
     return random_stage_problem(
         np.random.default_rng(draw(st.integers(0, 2**32 - 1))),
         blocks=draw(st.integers(1, 6)),
@@ -77,7 +80,8 @@ def small_stage_problems(draw):
         pools=draw(st.integers(1, 2)),
         microbatches=draw(st.sampled_from([1, 2, 3, 5, 8])),
         schedule=draw(st.sampled_from(["1f1b", "gpipe"])),
-        max_stages=draw(st.sampled_from([1, 2, 3, 6])),
+        max_stages=max_stages,
+        min_stages=draw(st.sampled_from([1, 1, max_stages])),
         tightness=draw(st.sampled_from([0.2, 0.5, 1.0, 3.0])),
         coarse=draw(st.booleans()),
     )
