@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 WORKERS ?= 2
 
-.PHONY: help demo test lint types unit golden published bench clean
+.PHONY: help demo test lint types unit slow golden published bench clean
 
 help:
 	@echo "make demo       profile this machine's CPU devices, plan GPT-2 on eight of them, explain, train, compare"
 	@echo "make test       everything that CI checks: lint, types, import contracts, tests"
 	@echo "make lint       ruff and import contracts only;  make types: the type checker;  make unit: pytest"
+	@echo "make slow       every model family on every layout, executed (about half an hour)"
 	@echo "make golden     rewrite the golden files of the tests"
 	@echo "make published  tests of training functions from published packages (in their own .venv-published)"
 	@echo "make bench      benchmarks: planning time, capture time, a profile that changes the plan"
@@ -32,6 +33,9 @@ types: $(VENV)/installed-for-tests
 
 unit: $(VENV)/installed-for-tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+slow: $(VENV)/installed-for-tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 golden: $(VENV)/installed-for-tests
 	MESHPLAN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/planfile tests/report tests/cli

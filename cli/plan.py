@@ -25,6 +25,7 @@ SCHEDULES = ("auto", "1f1b", "gpipe")
 @click.option("-o", "--out", "output", metavar="FILE", help="Write the plan file.")
 @json_option
 @click.option("--max-microbatch", type=click.IntRange(min=1), help="Largest microbatch to consider, in examples.")
+@click.option("--microbatch", type=click.IntRange(min=1), help="Pin the microbatch size, in examples.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="auto", show_default=True, help="Pipeline schedule.")
 @click.option("--stages", type=click.IntRange(min=1), help="Pin the number of pipeline stages.")
 @click.option("--name", help="Name of the plan. Default: made of model and cluster.")
@@ -38,6 +39,7 @@ def command(
     output: str | None,
     as_json: bool,
     max_microbatch: int | None,
+    microbatch: int | None,
     schedule: str,
     stages: int | None,
     name: str | None,
@@ -66,6 +68,7 @@ def command(
             global_batch=global_batch,
             profile=profile,
             max_microbatch=max_microbatch,
+            microbatch=microbatch,
             schedule=schedule,
             stages=stages,
             baselines=not no_baselines,
