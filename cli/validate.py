@@ -76,11 +76,9 @@ def _check(
     plan = decode(data, source=path)
     drifted = ()
     if model is not None:
-        import planner
-        from planner.check.drift import drift
+        from planner.api import load_task, model_findings
 
-        task = planner.load_task(model, sequence or plan.model.sequence)
-        drifted = drift(plan, planner.capture_record(task, plan))
+        drifted = model_findings(plan, load_task(model, sequence or plan.model.sequence))
     results = []
     for name, cluster in targets:
         findings = (*drifted, *check_plan(plan, cluster))

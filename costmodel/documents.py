@@ -12,6 +12,8 @@ from costmodel.errors import InputError
 
 T = TypeVar("T")
 
+LARGEST_INTEGER = (1 << 63) - 1
+
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
@@ -124,6 +126,8 @@ def require_number(
     """Raises InputError unless `value` is finite and ``above < value``, ``least <= value``, ``value <= most``."""
     if least is not None:
         above = None
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise InputError(code, f"{path} is a whole number of {len(str(abs(value)))} digits", "write a smaller one")
     high_enough = (above is None or value > above) and (least is None or value >= least)
     if math.isfinite(value) and high_enough and (most is None or value <= most):
         return

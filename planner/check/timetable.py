@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
+from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.validate import in_flight, validate_schedule
 from costmodel.simulate import UpdateWait
 from planner.check.finding import finding, group_label, group_path
@@ -92,6 +93,7 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding(entry.code, where, entry.message)
     if bad:
         return
+    yield from _named(plan, schedule)
     peaks = in_flight(schedule)
     for at, row in enumerate(schedule.actions):
         record = plan.stages[row.stage].groups[row.group]
@@ -100,7 +102,28 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if own != run:
             message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
             yield finding("MP615", f"schedule.actors[{at}].actions", message)
-        if record.memory.in_flight < peaks[row.actor]:
+        if record.memory.in_flight != peaks[row.actor]:
             message = f"{label}: memory is counted for {record.memory.in_flight} microbatches in flight, the schedule "
             message += f"holds {peaks[row.actor]}"
             yield finding("MP622", group_path(row.stage, row.group, "memory.in_flight"), message, "plan again")
+
+
+def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
+    """MP619, where the name is one of a schedule that is generated."""
+    make = {"1f1b": one_f_one_b, "gpipe": gpipe}.get(schedule.name)
+    if make is None:
+        return  # MP618 says so
+    shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
+    try:
+        expected = {row.actor: row.actions for row in make(len(plan.stages), plan.microbatches, shares).actions}
+    except InputError:
+        return  # MP609 says so
+    for at, row in enumerate(schedule.actions):
+        if row.actions != expected.get(row.actor):
+            message = (
+                f"{group_label(plan, row.stage, row.group)} does not run its actions in the order of the schedule "
+            )
+            message += f"{schedule.name!r}"
+            hint = "times and memory were predicted for the order of that name; plan again"
+            yield finding("MP619", f"schedule.actors[{at}].actions", message, hint)
+            return

@@ -39,6 +39,10 @@ class OneStageTrainer:
     check: bool = True
     _done: set[str] = field(default_factory=set)
 
+    def __repr__(self) -> str:
+        task, devices = self.feed.capture.task.name, len(self.placement.devices)
+        return f"Trainer of {task}: 1 stage on {devices} devices, {self.feed.microbatches} microbatches a step"
+
     @property
     def placement(self) -> GroupPlacement:
         return self.micro.stage.placement

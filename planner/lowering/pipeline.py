@@ -50,6 +50,10 @@ class PipelineTrainer:
     _jitted: dict[int, Any] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
 
+    def __repr__(self) -> str:
+        task, devices = self.feed.capture.task.name, sum(len(p.placement.devices) for p in self.programs.values())
+        return f"Trainer of {task}: {self.stages} stages on {devices} devices, {self.feed.microbatches} microbatches a step"
+
     @cached_property
     def stages(self) -> int:
         return 1 + max(stage for stage, _ in self.programs)

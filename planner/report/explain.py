@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from costmodel.units import format_seconds
+from planner.arguments import require_plan
 from planner.check.figures import MEMORY_ITEMS
 from planner.planfile.fingerprint import short_fingerprint
 from planner.planfile.schema import Finding, GroupPlan, Plan
@@ -134,8 +136,9 @@ class Explanation:
         return plain
 
 
-def explain(plan: Plan) -> Explanation:
-    """Tables and sentences about a plan."""
+def explain(plan: Plan | str | Path) -> Explanation:
+    """Tables and sentences about a plan or a plan file."""
+    plan = require_plan(plan, "planner.explain(plan)")
     stages = tuple(_stage_rows(plan))
     return Explanation(
         plan=plan,
