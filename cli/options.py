@@ -11,19 +11,33 @@ from cli.failures import JSON_WANTED
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _note_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+def note_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     ctx.meta[JSON_WANTED] = value
     return value
 
 
 json_option: Decorator = click.option(
-    "--json", "as_json", is_flag=True, callback=_note_json, help="One JSON document on stdout; errors too."
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    callback=note_json,
+    help="One JSON document on stdout; errors too.",
 )
 
 
-def output_option(what: str) -> Decorator:
-    """``-o FILE``: where `what` is written, whole or not at all."""
-    return click.option("-o", "--out", "output", metavar="FILE", help=f"Write {what} to FILE instead of stdout.")
+def _check_place(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not ctx.resilient_parsing:
+        from planner.plan_files import require_writable
+
+        require_writable(value)
+    return value
+
+
+def output_option(what: str, help_text: str | None = None) -> Decorator:
+    """``-o FILE``: where `what` is written, whole or not at all. That it can be is checked before anything is done."""
+    text = help_text or f"Write {what} to FILE instead of stdout."
+    return click.option("-o", "--out", "output", metavar="FILE", callback=_check_place, help=text)
 
 
 def model_option(help_text: str, *, required: bool = False) -> Decorator:

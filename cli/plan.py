@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.exitcodes import FINDINGS, OK
-from cli.options import json_option, model_option
+from cli.options import json_option, model_option, output_option
 from cli.output import note, progress, save
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SCHEDULES = ("auto", "1f1b", "gpipe")
 @click.option(
     "--profile", metavar="FILE", help="Profile to take costs from. Default: the cached one of the device kind."
 )
-@click.option("-o", "--out", "output", metavar="FILE", help="Write the plan file.")
+@output_option("the plan", "Write the plan file.")
 @json_option
 @click.option("--max-microbatch", type=click.IntRange(min=1), help="Largest microbatch to consider, in examples.")
 @click.option("--microbatch", type=click.IntRange(min=1), help="Pin the microbatch size, in examples.")

@@ -6,13 +6,13 @@ from pathlib import Path
 import click
 
 from cli.fake_devices import request_cpu_devices
-from cli.options import DURATION, json_option, model_option
+from cli.options import DURATION, json_option, model_option, output_option
 from cli.output import note, progress
 
 
 @click.command("profile", short_help="Measure the attached devices.")
 @click.option("--devices", type=click.IntRange(min=1), help="How many of the attached devices to use. Default: all.")
-@click.option("-o", "--out", "output", metavar="FILE", help="Write the profile to FILE. Default: the user's cache.")
+@output_option("the profile", "Write the profile to FILE. Default: the user's cache.")
 @click.option("--budget", type=DURATION, default="2m", show_default=True, help="Time to spend: 90s, 2m, 1h.")
 @model_option("Measure the ops of this model too")
 @click.option("--seq", type=click.IntRange(min=1), help="Sequence length of the model.")

@@ -55,9 +55,11 @@ def command(
     target = planner.load_cluster(cluster) if cluster is not None else None
     if target is not None:
         _require_valid(plan, target)
-    shared = _prepare_devices(plan, target, fake_devices)
+    shared, said = _prepare_devices(plan, target, fake_devices)
     task = _task(plan, model)
     comparable = _check_devices(plan) and (plan.profile is not None or not shared)
+    if said:
+        note(said)
     from cli.steps import compare_runs, run_steps, step_time_text, tolerance_of, verified_text
 
     say = note if as_json else click.echo
@@ -90,16 +92,17 @@ def device_count(plan: "Plan") -> int:
     return sum(len(group.devices) for stage in plan.stages for group in stage.groups)
 
 
-def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> bool:
-    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether they do."""
+def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> tuple[bool, str]:
+    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether they do, and
+    what to tell the user once the plan was checked."""
     needed = device_count(plan)
     if fake_devices is None and not (needed > 1 and _only_cpu(plan, cluster)):
-        return False
+        return False, ""
     count = needed if fake_devices is None else fake_devices
     if request_cpu_devices(count, only=True):
         known = "as they did for the profile" if plan.profile else "and no profile says what each has of it"
-        note(f"{count} CPU devices share this machine, {known}")
-    return True
+        return True, f"{count} CPU devices share this machine, {known}"
+    return True, ""
 
 
 def _only_cpu(plan: "Plan", cluster: "Cluster | None") -> bool:

@@ -135,7 +135,8 @@ def tiny_plan(
         prediction=Prediction(
             step_time_s=step_s, compute_s=0.03, exposed_communication_s={"all_gather": 0.002, "all_reduce": 0.006},
             bubble_s=0.01, optimizer_s=0.002, examples_per_s=microbatches * microbatch_size / step_s,
-            tokens_per_s=128 * microbatches * microbatch_size / step_s, model_flops=0.41 * step_s * peak, mfu=0.41, price_per_step=price * step_s / 3600,
+            tokens_per_s=128 * microbatches * microbatch_size / step_s, model_flops=0.41 * step_s * peak, mfu=0.41,
+            price_per_step=price * step_s / 3600,
             peak_memory_bytes=max(group.memory.total_bytes for stage in stage_plans for group in stage.groups),
             provenance={"step_time_s": "interpolated", "memory": "fitted", "links": "datasheet"},
         ),

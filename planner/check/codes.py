@@ -53,9 +53,7 @@ RULES: tuple[RuleInfo, ...] = (
     RuleInfo("MP626", "certificate-consistent", "error", "The lower bound does not exceed the predicted time."),
     RuleInfo("MP627", "parameter-conservation", "error", "Every parameter of the model is held whole by the stages."),
     RuleInfo("MP628", "strategies-complete", "error", "A group has one strategy for each class of its blocks."),
-    RuleInfo(
-        "MP629", "model-consistent", "error", "The counts of the model's record follow from its shapes and blocks."
-    ),
+    RuleInfo("MP629", "model-consistent", "error", "The model's counts follow from its shapes and blocks."),
     RuleInfo("MP630", "model-fingerprint", "error", "The training function computes what it did when it was planned."),
     RuleInfo("MP631", "model-blocks", "error", "The model has the blocks that were planned."),
     RuleInfo("MP632", "model-parameters", "error", "The model's parameters have the shapes that were planned."),

@@ -16,7 +16,7 @@ from planner.planfile.schema import Finding, Plan
 REDUCTIONS = ("mean", "sum", "weighted")
 SCHEDULES = ("1f1b", "gpipe")
 STATUSES = ("optimal", "feasible")
-PHASES = ("forward", "backward")
+PHASES = ("forward", "backward", "once")
 
 _DTYPE = re.compile(
     r"bool|u?int(2|4|8|16|32|64)|float(16|32|64)|bfloat16|float8_\w+|float4_\w+|complex(64|128)|key<\w+>"
@@ -42,7 +42,7 @@ def words_known(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             words = name.split(" ")
             if len(words) != 3 or words[0] not in PHASES or words[2] not in axes:
                 message = f"{group_label(plan, stage, group)} counts collectives {name!r}; its axes are {some(axes)}"
-                hint = "a collective is counted as its phase (forward, backward), kind and axis"
+                hint = "a collective is counted as its phase (forward, backward, once), kind and axis"
                 yield finding("MP618", group_path(stage, group, "time.collectives"), message, hint)
 
 

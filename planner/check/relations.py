@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator
 
 from costmodel.cluster import Cluster
-from costmodel.compute import peak_flops_per_s
-from costmodel.device_kind import PEAK_DTYPES
+from costmodel.device_kind import PEAK_DTYPES, DeviceKind
 from costmodel.units import format_bytes, format_seconds
 from planner.check.finding import finding, group_label, group_path
 from planner.check.placement import groups_of
@@ -32,11 +31,8 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding("MP640", "prediction.examples_per_s", message, _HINT)
     if prediction.tokens_per_s is not None and rate > 0:
         tokens = prediction.tokens_per_s / rate
-        if not (
-            math.isfinite(tokens)
-            and round(tokens) >= 1
-            and abs(tokens - round(tokens)) < TOLERANCE * TOLERANCE * tokens
-        ):
+        whole = math.isfinite(tokens) and round(tokens) >= 1 and abs(tokens - round(tokens)) < 1e-6 * tokens
+        if not whole:
             message = f"tokens_per_s is {tokens:.6g} times the examples per second, which is no whole number of tokens"
             yield finding("MP640", "prediction.tokens_per_s", message, _HINT)
     for stage, group, record in groups_of(plan):
@@ -70,17 +66,21 @@ def _of_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             message = f"{group_label(plan, stage, group)}: limit_bytes is {format_bytes(record.memory.limit_bytes)}, "
             message += f"the memory of {record.kind} is {format_bytes(min(own))}"
             yield finding("MP640", group_path(stage, group, "memory.limit_bytes"), message, _HINT)
-    if prediction.mfu is not None and prediction.mfu > 0:
-        peaks = {
-            sum(peak_flops_per_s(dtype, device.kind, is_matmul=True).value for device in devices)
-            for dtype in (*PEAK_DTYPES, "other")
-        }
+    if (mfu := prediction.mfu) is not None and mfu > 0:
+        peaks = {sum(_peak(device.kind, dtype) for device in devices) for dtype in PEAK_DTYPES}
         rate = prediction.model_flops / prediction.step_time_s
-        if not any(_close(prediction.mfu * peak, rate) for peak in peaks):
-            near = min((rate / peak for peak in peaks if peak), key=lambda mfu: abs(mfu - prediction.mfu), default=0.0)
-            message = f"mfu is {prediction.mfu:.4g}; model_flops in step_time_s on these devices are {near:.4g}"
+        if not any(_close(mfu * peak, rate) for peak in peaks):
+            near = min((rate / peak for peak in peaks if peak), key=lambda one: abs(one - mfu), default=0.0)
+            message = f"mfu is {mfu:.4g}; model_flops in step_time_s on these devices are {near:.4g}"
             yield finding("MP640", "prediction.mfu", message, _HINT)
 
 
 def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def _peak(kind: DeviceKind, dtype: str) -> float:
+    """Rate of matrix products of a dtype, as `costmodel.compute` takes it (which is not light enough to import)."""
+    peaks = kind.peak_flops_per_s
+    unit = {"gpu": "tfloat32", "tpu": "bfloat16"}.get(kind.platform, dtype) if dtype == "float32" else dtype
+    return peaks.get(unit, peaks["float32"])

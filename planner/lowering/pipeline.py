@@ -52,7 +52,8 @@ class PipelineTrainer:
 
     def __repr__(self) -> str:
         task, devices = self.feed.capture.task.name, sum(len(p.placement.devices) for p in self.programs.values())
-        return f"Trainer of {task}: {self.stages} stages on {devices} devices, {self.feed.microbatches} microbatches a step"
+        m = self.feed.microbatches
+        return f"Trainer of {task}: {self.stages} stages on {devices} devices, {m} microbatches a step"
 
     @cached_property
     def stages(self) -> int:

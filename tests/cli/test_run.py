@@ -15,6 +15,8 @@ import pytest
 import planner
 from cli.steps import SHORT, SINGLE, Run, compare_runs, tolerance_of
 from costmodel.errors import InfeasibleError, InputError, LoweringError, MismatchError, ProfileError
+from planner import api
+from planner.check.drift import drift
 from planner.frontend.capture import capture
 from planner.frontend.task import TrainingTask
 from planner.lowering.verify import GroupReport, Verification
@@ -98,6 +100,7 @@ def fake(monkeypatch, call, tmp_path):
         "reference": lambda task, plan: Runner(task),
     }.items():
         monkeypatch.setitem(vars(planner), name, function)
+    monkeypatch.setattr(api, "model_findings", lambda plan, task: drift(plan, seen.record))
     return seen
 
 
@@ -223,6 +226,7 @@ def test_plan_command(call, fake, tmp_path):
     seen = {name: value for name, value in fake.plan_arguments.items() if name != "progress"}
     assert seen == {
         "model": "gpt2", "cluster": tiny_cluster(), "global_batch": 32, "profile": "p.json", "max_microbatch": 4,
+        "microbatch": None,
         "schedule": "gpipe", "stages": 2, "baselines": False, "name": "n", "sequence": 64,
     }  # fmt: skip
     done = call(*args, "--json")

@@ -272,7 +272,7 @@ def test_a_field_of_any_other_type_is_named_or_taken(tmp_path, config):
 def test_a_field_of_the_rope_table_is_named_with_its_path(tmp_path, field):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA | {"rope_scaling": LLAMA3_SCALING | {field: ["x"]}}))
-    with pytest.raises(InputError, match="MP123.*rope_scaling"):
+    with pytest.raises(InputError, match=r"MP123.*rope_scaling"):
         load_model(str(path))
 
 

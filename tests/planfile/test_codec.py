@@ -181,6 +181,6 @@ def test_integers_beyond_64_bits_are_refused(path):
     text = encode(tiny_plan()).decode()
     old = {"microbatches": '"microbatches": 4,', "global_batch": '"global_batch": 32,'}.get(path, "[0, 1, 2, 3]")
     new = old.replace("4", str(10**30)).replace("32", str(10**30)).replace("[0,", f"[{10**30},")
-    with pytest.raises(InputError, match="MP152: .*whole number of 31 digits") as caught:
+    with pytest.raises(InputError, match=r"MP152: .*whole number of 31 digits") as caught:
         decode(text.replace(old, new, 1).encode())
     assert path in caught.value.message
