@@ -65,4 +65,16 @@ class Duration(click.ParamType):
         return time_s
 
 
-DURATION = Duration()
+class Count(click.ParamType):
+    """A whole number of at least 1."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip()
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or int(text) < 1:
+            self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
+        return int(text)
+
+
+DURATION, COUNT = Duration(), Count()

@@ -7,7 +7,7 @@ import click
 
 from cli.exitcodes import OK
 from cli.fake_devices import request_cpu_devices
-from cli.options import json_option, model_option
+from cli.options import COUNT, json_option, model_option
 from cli.output import note
 from costmodel.errors import InputError, MismatchError
 from costmodel.units import format_seconds
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @click.command("run", short_help="Run steps of a plan on the attached devices.")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps.")
+@click.option("--steps", type=COUNT, default=3, show_default=True, help="How many steps.")
 @model_option("The training function. Default: what the plan was made from")
 @click.option("--cluster", metavar="FILE", help="Check the plan against this cluster file first.")
 @click.option("--compare", is_flag=True, help="Run the same steps on one device too, and compare.")
-@click.option("--fake-devices", type=click.IntRange(min=1), help="Use this many CPU devices that share this machine.")
+@click.option("--fake-devices", type=COUNT, help="Use this many CPU devices that share this machine.")
 @click.option(
     "--verify/--no-verify",
     default=True,

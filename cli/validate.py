@@ -6,7 +6,7 @@ import click
 
 from cli.exitcodes import FINDINGS, OK, USAGE
 from cli.failures import JSON_WANTED
-from cli.options import model_option, note_json, output_option
+from cli.options import COUNT, model_option, note_json, output_option
 from cli.output import emit
 from costmodel.errors import InputError
 
@@ -21,7 +21,7 @@ FORMATS = ("text", "json", "junit", "sarif", "github")
 @click.argument("plans", metavar="PLAN...", nargs=-1, required=True)
 @click.option("--cluster", "clusters", metavar="FILE", multiple=True, required=True, help="Cluster file; repeatable.")
 @model_option("Compare with the training function as it is now (imports JAX)")
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: the plan's.")
+@click.option("--seq", type=COUNT, help="Sequence length. Default: the plan's.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Form of output.")
 @click.option(
     "--json", "as_json", is_flag=True, is_eager=True, callback=note_json, help="Same as --format json; errors too."

@@ -57,7 +57,19 @@ def _explain(text: str, record: type, code: str, root: str) -> InputError:
         }
         hint = hints.get((wrong["want"], wrong["got"]), "")
         return InputError(code, f"{where} must be {wrong['want']}, got {wrong['got']}", hint)
+    if "enum value" in what and (legal := _choices(record, at)):
+        return InputError(
+            code, f"{where}: {what}", suggestion(what.split("'")[1] if "'" in what else "", legal, "legal:")
+        )
     return InputError(code, f"{where}: {what}")
+
+
+def _choices(record: type, path: str) -> tuple[str, ...]:
+    """Legal values of the field at `path`, where it is one of some words."""
+    info: Any = msgspec.inspect.type_info(record)
+    for step in re.findall(r"\.\.\.|[^.\[\]$]+|\[[^\]]*\]", path):
+        info = _table(info, step)
+    return tuple(str(value) for value in info.values) if isinstance(info, msgspec.inspect.LiteralType) else ()
 
 
 def field_names(record: type, path: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
 from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.validate import in_flight, validate_schedule
 from costmodel.simulate import UpdateWait
+from costmodel.units import format_count
 from planner.check.finding import finding, group_label, group_path
 from planner.planfile.schema import Finding, Plan
 
@@ -21,7 +22,8 @@ def schedule_of(plan: Plan) -> Schedule:
     """
     count = sum(len(actor.actions.split()) for actor in plan.schedule.actors)
     if count < plan.schedule.microbatches:
-        message = f"the schedule is for {plan.schedule.microbatches} microbatches and lists {count} actions"
+        runs = format_count(plan.schedule.microbatches, "microbatch", "microbatches")
+        message = f"the schedule is for {runs} and lists {count} actions"
         raise InputError("MP615", message, "each microbatch has a forward and a backward on every stage")
     return Schedule(
         name=plan.schedule.name,
@@ -71,7 +73,8 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding("MP615", "schedule.actors", message, error.hint)
         return
     if schedule.microbatches != plan.microbatches:
-        message = f"the schedule is for {schedule.microbatches} microbatches, the plan has {plan.microbatches}"
+        runs = format_count(schedule.microbatches, "microbatch", "microbatches")
+        message = f"the schedule is for {runs}, the plan has {plan.microbatches}"
         yield finding("MP615", "schedule.microbatches", message)
         return
     groups = {(at, group) for at, stage in enumerate(plan.stages) for group in range(len(stage.groups))}
@@ -103,7 +106,8 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
             yield finding("MP615", f"schedule.actors[{at}].actions", message)
         if record.memory.in_flight != peaks[row.actor]:
-            message = f"{label}: memory is counted for {record.memory.in_flight} microbatches in flight, the schedule "
+            counted = format_count(record.memory.in_flight, "microbatch", "microbatches")
+            message = f"{label}: memory is counted for {counted} in flight, the schedule "
             message += f"holds {peaks[row.actor]}"
             yield finding("MP622", group_path(row.stage, row.group, "memory.in_flight"), message, "plan again")
 

@@ -113,7 +113,7 @@ BROKEN = [
     ("MP621", f"{G0}.memory.total_bytes", 7, "add up to"),
     ("MP621", f"{G0}.memory.saved_bytes", -1, "negative memory for saved"),
     ("MP621", "prediction.peak_memory_bytes", 5, "the worst group needs"),
-    ("MP622", f"{G0}.memory.in_flight", 1, "counted for 1 microbatches in flight, the schedule holds 2"),
+    ("MP622", f"{G0}.memory.in_flight", 1, "counted for 1 microbatch in flight, the schedule holds 2"),
     ("MP625", "prediction.step_time_s", math.nan, "step_time_s is nan"),
     ("MP625", "prediction.step_time_s", 0.0, "step_time_s is 0"),
     ("MP625", "prediction.examples_per_s", math.inf, "examples_per_s is inf"),
