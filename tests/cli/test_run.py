@@ -195,6 +195,15 @@ def test_fake_devices_are_asked_for_before_jax(call, fake, monkeypatch):
     assert os.environ["JAX_PLATFORMS"] == "cpu" and not request_cpu_devices(7, only=False)
 
 
+def test_devices_are_spoken_of_after_the_checks(call, fake, monkeypatch):
+    monkeypatch.setattr("cli.run.request_cpu_devices", lambda count, *, only: True)
+    done = call("run", "good.plan.json", "--fake-devices", "8")
+    assert done.code == 0 and "8 CPU devices share this machine" in done.err
+    fake.record = replace(fake.record, fingerprint="sha256:x")
+    done = call("run", "good.plan.json", "--fake-devices", "8")
+    assert done.code == 5 and done.err.startswith("error MP412") and "share this machine" not in done.err
+
+
 def run_of(losses, before, after):
     return Run(losses=losses, times_s=(1.0,) * len(losses), before=before, after=after)
 
