@@ -58,12 +58,12 @@ def command(
     shared, said = _prepare_devices(plan, target, fake_devices)
     task = _task(plan, model)
     comparable = _check_devices(plan) and (plan.profile is not None or not shared)
-    if said:
-        note(said)
     from cli.steps import compare_runs, run_steps, step_time_text, tolerance_of, verified_text
 
     say = note if as_json else click.echo
     trainer = planner.compile_plan(plan, task)
+    if said:
+        note(said)
     if verify:
         note(verified_text(trainer.verify(compiled=False)))
     ours = run_steps(trainer, task, plan, steps, seed, say)

@@ -241,9 +241,10 @@ def _captured_record(captured: Capture, plan: Plan) -> ModelRecord:
 
 
 def model_findings(plan: Plan, task: TrainingTask) -> tuple[Finding, ...]:
-    """Whether `task` is the model that was planned, and the plan says all that running it needs (MP630 to MP634)."""
+    """Whether `task` is the model that was planned (MP630 to MP633), and if so, whether the plan says all that running
+    it needs (MP634)."""
     captured = capture(task, plan.microbatch_size)
-    return (*drift(plan, _captured_record(captured, plan)), *missing_in_plan(plan, captured))
+    return drift(plan, _captured_record(captured, plan)) or missing_in_plan(plan, captured)
 
 
 def compile_plan(

@@ -279,3 +279,9 @@ def test_a_loss_that_is_a_count_is_named():
     with refused("MP112", r"the weight has shape \(8,\)|the weight has shape"):
         wrong = task(lambda p, b: (per_example(p, b).sum(), b["y"][:, 0]), reduction="weighted")
         planner.plan(wrong, cluster=CLUSTER, global_batch=16)
+
+
+def test_another_model_is_not_called_incomplete(plan):
+    other = task(lambda p, b: 2.0 * loss(p, b))
+    codes = {finding.code for finding in planner.validate(plan, CLUSTER, other)}
+    assert "MP630" in codes and "MP634" not in codes
