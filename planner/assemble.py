@@ -43,8 +43,8 @@ def model_record(
 ) -> ModelRecord:
     """What a plan keeps of the model that it was made for.
 
-    The fingerprint covers every op with its shapes, numbers and nested programs (the canonical hashes of the blocks), so
-    it holds for the microbatch size of the graph alone.
+    The fingerprint covers every op with its shapes, numbers and nested programs (canonical hashes of the blocks): it
+    holds for the microbatch size of the graph alone.
     """
     facts = graph.params.values()
     shapes = {name: p.shape for name, p in graph.params.items()}

@@ -19,7 +19,7 @@ from planner.lowering.feed import Feed
 from planner.lowering.microbatch import MicrobatchProgram, cotangents, summand
 from planner.lowering.placement import GroupPlacement, partition
 from planner.lowering.stage import hoist, shifted
-from planner.lowering.state import TrainState
+from planner.lowering.state import TrainState, require_alive
 from planner.lowering.update import Updater
 from planner.lowering.verify import Verification, check_shardings, verify_one_stage
 from planner.lowering.written import ACCUMULATE, LOSS, REDUCE
@@ -97,7 +97,8 @@ class OneStageTrainer:
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
         """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
-        microbatch."""
+        microbatch. The state is consumed."""
+        require_alive(state)
         leaves = self.feed.leaves(batch, rng)
         fed = {n: jax.device_put(leaves[n], self._sharding(spec)) for n, spec in self.batch_specs.items()}
         params, optimizer, carried, loss, aux = self.compiled(state.params[0], state.optimizer, state.carried, fed)

@@ -24,7 +24,7 @@ from planner.lowering.feed import Feed
 from planner.lowering.group_programs import GroupPrograms
 from planner.lowering.pipeline_step import PipelineStep
 from planner.lowering.staged import CROSSING, Piece
-from planner.lowering.state import TrainState
+from planner.lowering.state import TrainState, require_alive
 from planner.lowering.update import Updater
 from planner.lowering.verify import Verification, check_shardings, verify_pipeline
 
@@ -141,7 +141,8 @@ class PipelineTrainer:
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
         """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
-        microbatch."""
+        microbatch. The state is consumed."""
+        require_alive(state)
         run = PipelineStep(self, state, self.feed.leaves(batch, rng))
         for actor, action in self._order:
             if action.kind == "F":

@@ -2,6 +2,10 @@
 
 from typing import Any, NamedTuple
 
+import jax
+
+from costmodel.errors import InputError
+
 
 class TrainState(NamedTuple):
     """A pytree of arrays where the plan puts them.
@@ -17,3 +21,14 @@ class TrainState(NamedTuple):
     optimizer: Any
     carried: dict[str, Any]
     unused: dict[str, Any]
+
+
+def require_alive(state: TrainState) -> None:
+    """Raises InputError MP119 where a step has consumed the state: steps reuse its memory."""
+    gone = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and x.is_deleted()]
+    if gone:
+        raise InputError(
+            "MP119",
+            f"this state was given to a step before: {len(gone)} of its arrays are gone, as a step reuses their memory",
+            "go on from the state that the step returned: state, metrics = train.step(state, batch)",
+        )
