@@ -97,13 +97,14 @@ def _uses(
     for index, actor in enumerate(program.schedule.actors):
         first_s, last_s = (starts_s[index][0], ends_s[index][-1]) if starts_s[index] else (0.0, 0.0)
         busy_s = sum(map(sub, ends_s[index], starts_s[index]))
+        bubble_s = last_s - first_s - busy_s
         uses.append(
             ActorUse(
                 actor=actor,
                 first_start_s=first_s,
                 last_end_s=last_s,
                 busy_s=busy_s,
-                bubble_s=max(last_s - first_s - busy_s, 0.0),
+                bubble_s=bubble_s if bubble_s > 1e-12 * last_s else 0.0,  # what is left of rounding is no bubble
                 joined_s=endings[index].update_start_s - endings[index].exchange_end_s,
                 step_end_s=endings[index].update_end_s,
                 peak_in_flight=program.peaks[index],

@@ -5,6 +5,7 @@ stage, as ReCycle does: each runs the adopted actions at the time at which the f
 by such times every action still comes after all that it needs, so the changed schedule cannot deadlock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -43,7 +44,7 @@ def scale_stage(
 
     Args:
         problem: what to change.
-        stage: (virtual) stage.
+        stage: of actors; all virtual stages that they run change.
         factor: positive and finite.
         group: one of its groups, or None for all.
         part: one of PARTS, or None for all of them.
@@ -54,7 +55,12 @@ def scale_stage(
     _check_factor(factor)
     if part is not None and part not in _FIELDS:
         raise InputError("MP190", f"{part!r} is no part of a stage", f"parts are {', '.join(PARTS)}")
-    chosen = {actor for actor in problem.times if actor.stage == stage and group in (None, actor.group)}
+    homes = _homes(problem)
+    chosen = {
+        actor
+        for actor in problem.times
+        if homes.get(actor.stage, actor.stage) == stage and group in (None, actor.group)
+    }
     if not chosen:
         raise _no_such(problem, f"stage {stage}" + ("" if group is None else f" group {group}"))
     names = [_FIELDS[part]] if part else list(_FIELDS.values())
@@ -65,8 +71,8 @@ def scale_stage(
     return replace(problem, times=times)
 
 
-def scale_link(problem: Problem, stage: int, factor: float) -> Problem:
-    """Has messages between a stage and the next occupy their links `factor` times as long, both ways.
+def scale_link(problem: Problem, ends: tuple[int, int], factor: float) -> Problem:
+    """Has messages between the actors of two stages occupy their links `factor` times as long, both ways.
 
     Raises:
         InputError: MP190 if there is no such link; MP193 for a bad factor.
@@ -74,20 +80,20 @@ def scale_link(problem: Problem, stage: int, factor: float) -> Problem:
     _check_factor(factor)
     return _change_link(
         problem,
-        stage,
+        ends,
         lambda send: replace(send, activation_s=send.activation_s * factor, gradient_s=send.gradient_s * factor),
     )
 
 
-def delay_link(problem: Problem, stage: int, delay_s: float) -> Problem:
-    """Has every message between a stage and the next arrive `delay_s` later, both ways, without occupying the link.
+def delay_link(problem: Problem, ends: tuple[int, int], delay_s: float) -> Problem:
+    """Has every message between the actors of two stages arrive `delay_s` later, both ways, without occupying the link.
 
     Raises:
         InputError: MP190 if there is no such link; MP193 if the delay is negative or not finite.
     """
     if not 0.0 <= delay_s < inf:
         raise InputError("MP193", f"the delay is {delay_s} s, it must be finite and not negative")
-    return _change_link(problem, stage, lambda send: replace(send, latency_s=send.latency_s + delay_s))
+    return _change_link(problem, ends, lambda send: replace(send, latency_s=send.latency_s + delay_s))
 
 
 def fail_group(problem: Problem, stage: int, group: int) -> Problem:
@@ -170,12 +176,17 @@ def _ranks(problem: Problem) -> dict[Action, tuple[float, int]]:
     return {action: (begun_s[index][action], place) for place, (index, action) in enumerate(order)}
 
 
-def _change_link(problem: Problem, stage: int, change: Callable[[SendTimes], SendTimes]) -> Problem:
-    edges = [edge for edge in problem.sends or {} if edge[0].stage == stage]
-    if not edges or problem.sends is None:
-        raise _no_such(problem, f"link {stage}-{stage + 1}")
-    sends = {edge: change(send) if edge in edges else send for edge, send in problem.sends.items()}
-    return replace(problem, sends=sends)
+def _homes(problem: Problem) -> dict[int, int]:
+    """For each (virtual) stage the stage of the actors that run it."""
+    return {action.stage: row.stage for row in problem.schedule.actions for action in row.actions}
+
+
+def _change_link(problem: Problem, ends: tuple[int, int], change: Callable[[SendTimes], SendTimes]) -> Problem:
+    homes, sends = _homes(problem), problem.sends or {}
+    chosen = {edge for edge in sends if sorted(homes.get(actor.stage, actor.stage) for actor in edge) == sorted(ends)}
+    if not chosen:
+        raise _no_such(problem, f"link {ends[0]}-{ends[1]}")
+    return replace(problem, sends={edge: change(send) if edge in chosen else send for edge, send in sends.items()})
 
 
 def _check_factor(factor: float) -> None:
@@ -188,8 +199,8 @@ def _check_factor(factor: float) -> None:
 
 
 def _no_such(problem: Problem, what: str) -> InputError:
-    stages = 1 + max(actor.stage for actor in problem.times)
-    counts = {s: sum(actor.stage == s for actor in problem.times) for s in range(stages)}
-    several = ", ".join(f"{n} groups of stage {s}" for s, n in counts.items() if n > 1)
-    have = f"stages are 0 to {stages - 1}" + (f", links 0-1 to {stages - 2}-{stages - 1}" if stages > 1 else "")
+    counts = Counter(row.stage for row in problem.schedule.actions)
+    last = max(counts)
+    several = ", ".join(f"{count} groups of stage {stage}" for stage, count in sorted(counts.items()) if count > 1)
+    have = f"stages are 0 to {last}" + (f", links 0-1 to {last - 1}-{last}" if last else "")
     return InputError("MP190", f"there is no {what}", have + (f"; there are {several}" if several else ""))

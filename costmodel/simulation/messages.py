@@ -34,22 +34,14 @@ def messages_of(
         ends_s: of each action, by actor, then by step.
         wires_s: when its output began to occupy its link.
     """
-    rows = program.schedule.actions
-    found = []
-    for actor, row in enumerate(rows):
-        for step, route in enumerate(costs.routes[actor]):
+    actors = program.schedule.actors
+    link_of, wire_s, latency_s = costs.link_of, costs.wire_s, costs.latency_s
+    targets = [actors[target] for _, target in costs.ends]
+    found: list[Message] = []
+    for row, source, *own in zip(program.schedule.actions, actors, costs.routes, ends_s, wires_s):
+        for action, route, ready_s, start_s in zip(row.actions, *own):
             if route:
-                start_s = wires_s[actor][step]
-                end_s = start_s + costs.wire_s[route]
-                found.append(
-                    Message(
-                        source=row.actor,
-                        target=rows[costs.ends[costs.link_of[route]][1]].actor,
-                        action=row.actions[step],
-                        ready_s=ends_s[actor][step],
-                        start_s=start_s,
-                        end_s=end_s,
-                        arrival_s=end_s + costs.latency_s[route],
-                    )
-                )
+                end_s = start_s + wire_s[route]
+                arrival_s = end_s + latency_s[route]
+                found.append(Message(source, targets[link_of[route]], action, ready_s, start_s, end_s, arrival_s))
     return tuple(found)

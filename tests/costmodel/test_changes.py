@@ -57,8 +57,8 @@ def test_slow_links_and_delays():
     times, sends = chain([1.0, 1.0], [2.0, 2.0], 1.0)
     p = Problem(schedule=gpipe(2, 1), times=times, sends=sends)
     assert run(p).makespan_s == 6 + 2
-    assert run(scale_link(p, 0, 2.0)).makespan_s == 6 + 4
-    assert run(delay_link(p, 0, 0.25)).makespan_s == 6 + 2 + 0.5
+    assert run(scale_link(p, (0, 1), 2.0)).makespan_s == 6 + 4
+    assert run(delay_link(p, (1, 0), 0.25)).makespan_s == 6 + 2 + 0.5
 
 
 @given(st.sampled_from([(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]), st.sampled_from([gpipe, one_f_one_b]))
@@ -134,10 +134,10 @@ def test_w1_bounds_what_is_not_tried(case, most):
     schedule, times, sends = case
     p = Problem(schedule=schedule, times=times, sends=sends)
     result = run(p)
-    found = what_ifs(p, result, most=most)
+    found = what_ifs(p, result, critical_path(result), most=most)
     gains = []
     stages = schedule.stages
-    gains += [result.makespan_s - run(scale_link(p, s, 0.5)).makespan_s for s in range(stages - 1)]
+    gains += [result.makespan_s - run(scale_link(p, (s, s + 1), 0.5)).makespan_s for s in range(stages - 1)]
     for part in ("F", "B", "reduce"):
         gains += [result.makespan_s - run(scale_stage(p, s, 0.7, part=part)).makespan_s for s in range(stages)]
     best = sorted((g for g in gains if g > 1e-9 * result.makespan_s), reverse=True)[:most]
@@ -147,7 +147,8 @@ def test_w1_bounds_what_is_not_tried(case, most):
 def test_what_ifs_name_the_slow_link():
     times, sends = chain([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 9.0])
     p = Problem(schedule=one_f_one_b(3, 8), times=times, sends=sends)
-    assert what_ifs(p, run(p))[0].what == "link 1-2 twice as fast"
+    result = run(p)
+    assert what_ifs(p, result, critical_path(result))[0].what == "link 1-2 twice as fast"
 
 
 def test_memory_follows_the_microbatches_in_flight():
@@ -189,10 +190,10 @@ def test_schedules_by_name():
         (lambda p: scale_stage(p, 1, 2.0, part="G"), "MP190", "'G' is no part"),
         (lambda p: scale_stage(p, 1, 0.0), "MP193", "factor is 0"),
         (lambda p: scale_stage(p, 1, float("nan")), "MP193", "factor is nan"),
-        (lambda p: scale_link(p, 2, 2.0), "MP190", "no link 2-3"),
-        (lambda p: scale_link(p, 1, -1.0), "MP193", "factor is -1"),
-        (lambda p: delay_link(p, 1, -1.0), "MP193", "delay is -1.0 s"),
-        (lambda p: delay_link(p, -1, 1.0), "MP190", "no link -1-0"),
+        (lambda p: scale_link(p, (2, 3), 2.0), "MP190", "no link 2-3"),
+        (lambda p: scale_link(p, (1, 2), -1.0), "MP193", "factor is -1"),
+        (lambda p: delay_link(p, (1, 2), -1.0), "MP193", "delay is -1.0 s"),
+        (lambda p: delay_link(p, (0, 2), 1.0), "MP190", "no link 0-2"),
         (lambda p: fail_group(p, 0, 0), "MP194", "stage 0 group 0 has no peers"),
         (lambda p: fail_group(p, 0, 1), "MP190", "no stage 0 group 1"),
     ],
@@ -201,3 +202,12 @@ def test_bad_input(call, code, part):
     with pytest.raises(InputError) as caught:
         call(problem())
     assert caught.value.code == code and part in caught.value.message
+
+
+def test_updates_that_wait_show_who_was_late():
+    times = {Actor(i, 0): StageTimes(forward_s=1.0, backward_s=1.0, reduce_s=0.5, update_s=0.25) for i in range(3)}
+    every = UpdateWait(stages=frozenset(range(3)), time_s=0.125)
+    path = critical_path(simulate(one_f_one_b(3, 4), times, waits={2: every, 0: every}))
+    assert [(s.part, s.actor.stage, s.end_s - s.start_s) for s in path[-4:]] == [
+        ("B", 0, 1.0), ("reduce", 0, 0.5), ("join", 0, 0.125), ("update", 0, 0.25),
+    ]  # fmt: skip
