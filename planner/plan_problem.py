@@ -14,7 +14,7 @@ from costmodel.simulation.changes import Problem
 from costmodel.simulation.memory import HeldBytes
 from planner.check.placement import groups_of
 from planner.check.timetable import schedule_of, waits_of
-from planner.planfile.schema import Plan
+from planner.planfile.schema import Plan, Transfer
 
 WEIGHT_SHARE = 0.5
 
@@ -94,7 +94,8 @@ def _times(plan: Plan, schedule: Schedule) -> dict[Actor, StageTimes]:
                 backward_s=(time.backward_s - weight_s) / parts,
                 weight_s=weight_s / parts,
                 reduce_s=time.gradient_reduction_s / parts,
-                update_s=max(time.once_s - time.gradient_reduction_s, 0.0) / parts,
+                exchange_s=time.exchange_s / parts,
+                update_s=time.optimizer_s / parts,
             )
     return times
 
@@ -105,11 +106,9 @@ def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTime
     Where virtual stages lead from the last stage back to the first, the plan has no figure, and the slowest of its
     transfers stands in.
     """
-    found = {
-        transfer.from_stage: _send(transfer.time_s, transfer.bytes, transfer.gradient_bytes)
-        for transfer in plan.transfers
-    }
-    slowest = max(found.values(), key=lambda send: send.activation_s + send.gradient_s, default=_FREE)
+    found = {transfer.from_stage: _links(transfer) for transfer in plan.transfers}
+    every = [send for links in found.values() for send in links.values()]
+    slowest = max(every, key=lambda send: send.activation_s + send.gradient_s + send.latency_s, default=_FREE)
     actors: dict[int, list[Actor]] = {}
     for row in schedule.actions:
         for stage in sorted({action.stage for action in row.actions}):
@@ -120,14 +119,27 @@ def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTime
             for target in actors.get(stage + 1, []):
                 if source == target:
                     continue
-                near = abs(source.stage - target.stage) <= 1
-                send = found.get(min(source.stage, target.stage), _FREE) if near else slowest
+                send = slowest
+                if abs(source.stage - target.stage) <= 1:
+                    lower, upper = sorted((source, target))
+                    links = found.get(lower.stage, {})
+                    send = links.get((lower.group, upper.group), links.get(_ANY, _FREE))
                 sends[Actor(stage, source.group), Actor(stage + 1, target.group)] = send
     return sends
 
 
 _FREE = SendTimes(activation_s=0.0, gradient_s=0.0)
+_ANY = (-1, -1)
 
 
-def _send(time_s: float, forward: int, backward: int) -> SendTimes:
-    return SendTimes(activation_s=time_s, gradient_s=time_s * (backward / forward if forward else 0.0))
+def _links(transfer: Transfer) -> dict[tuple[int, int], SendTimes]:
+    """Send times by (group, group of the next stage); for any pair under _ANY where the plan has but one figure."""
+    if not transfer.links:
+        back = transfer.gradient_bytes / transfer.bytes if transfer.bytes else 0.0
+        return {_ANY: SendTimes(activation_s=transfer.time_s, gradient_s=transfer.time_s * back)}
+    return {
+        (link.from_group, link.to_group): SendTimes(
+            activation_s=link.activation_s, gradient_s=link.gradient_s, latency_s=link.latency_s
+        )
+        for link in transfer.links
+    }

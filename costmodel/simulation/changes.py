@@ -100,7 +100,7 @@ def fail_group(problem: Problem, stage: int, group: int) -> Problem:
     """Takes a group out and reroutes its microbatches to its peers, in proportion to their speed.
 
     The step that is simulated is a steady one: what it takes to notice the failure and to load parameters is not in it.
-    With one group left a stage has no exchange of gradients.
+    The exchange of gradients keeps its time, though fewer groups take part.
 
     Raises:
         InputError: MP190 if there is no such group; MP194 if it has no peer.
@@ -129,9 +129,6 @@ def fail_group(problem: Problem, stage: int, group: int) -> Problem:
         elif row.actor != failed:
             actions.append(row)
     times = {actor: cost for actor, cost in problem.times.items() if not _runs(rows[failed], actor)}
-    if len(peers) == 1:
-        alone = {Actor(action.stage, peers[0].group) for action in (*own, *rows[peers[0]].actions)}
-        times = {actor: replace(cost, exchange_s=0.0) if actor in alone else cost for actor, cost in times.items()}
     schedule = replace(problem.schedule, actions=tuple(actions))
     return replace(problem, schedule=schedule, times=times)
 

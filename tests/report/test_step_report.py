@@ -221,7 +221,7 @@ def test_ticks_are_round_and_inside(start_s, end_s):
 def test_a_step_without_times_has_no_pictures():
     plan = tiny_plan(stages=1)
     group = plan.stages[0].groups[0]
-    idle = replace(group.time, forward_s=0.0, backward_s=0.0, once_s=0.0, gradient_reduction_s=0.0)
+    idle = replace(group.time, forward_s=0.0, backward_s=0.0, once_s=0.0, gradient_reduction_s=0.0, optimizer_s=0.0)
     step = planner.simulate(replace(plan, stages=(replace(plan.stages[0], groups=(replace(group, time=idle),)),)))
     assert step.makespan_s == 0.0
     assert "no times" in step.text and "no times" in step.html and json.loads(step.trace)
