@@ -24,13 +24,21 @@ def problem_of(plan: Plan, schedule: str | None = None) -> Problem:
 
     Raises:
         InputError: MP140 to MP143 or MP615 if the schedule cannot be read or is not that of the plan's groups; MP146
-            for an unknown name; MP617 if an update waits for a stage that the plan does not have.
+            for an unknown name; MP195 if it cuts microbatches; MP617 if an update waits for a stage that the plan does
+            not have.
     """
     if schedule is None:
         actions = schedule_of(plan)
     else:
         shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
         actions = by_name(schedule, len(plan.stages), plan.microbatches, shares)
+        if actions.microbatches != plan.microbatches:
+            raise InputError(
+                "MP195",
+                f"schedule {schedule} runs {actions.microbatches} units, the plan has times of {plan.microbatches} "
+                "microbatches",
+                "a plan's times say nothing about parts of a microbatch",
+            )
     return Problem(schedule=actions, times=_times(plan, actions), sends=_sends(plan, actions), waits=waits_of(plan))
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor
 from costmodel.simulation.costs import Costs
-from costmodel.simulation.program import NOTHING, Program, inconsistent
+from costmodel.simulation.program import Program, inconsistent
 
 _BESIDE, _BEGIN, _END = 0, 1, 2  # kinds of events, in the order in which those of one time are handled
 
@@ -158,7 +158,7 @@ class _Events:
         self.left_s[actor] = -1.0
         self.steps[actor] = step + 1
         fill = self.program.fills[actor][step]
-        if fill != NOTHING:
+        if fill >= 0:
             self.send(actor, step, fill, now_s)
         if step + 1 < len(self.program.needs[actor]):
             self.look(actor, now_s)

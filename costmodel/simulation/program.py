@@ -16,7 +16,6 @@ from costmodel.schedule.validate import validate_schedule
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 _KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
-NOTHING = -1  # slot that an action fills which nobody waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Program:
         needs: the slot that each action waits for; `divmod(slot, cells)` is (kind, cell).
         keys: for each action `(kind·p + stage) · actors + receiver`: all that its prices depend on. What fills nothing
             has some receiver.
-        fills: the slot that each action's output arrives in, or NOTHING.
+        fills: the slot that each action's output arrives in; below 0 if nobody waits for it.
         owners: for each cell, the index of the actor that runs it, -1 if none does.
         peaks: most microbatches that each actor holds activations of at one time.
     """
@@ -58,15 +57,18 @@ def flatten(schedule: Schedule) -> Program:
     """
     stages, microbatches = schedule.stages, schedule.microbatches
     cells = stages * microbatches
-    last = cells - microbatches
-    base = {kind: at * cells for kind, at in _KINDS.items()}
+    base = {kind: at * stages for kind, at in _KINDS.items()}
+    # a *class* of actions is kind·p + stage; an action's slot is class·m + microbatch
+    classes: list[list[int]] = []
     needs: list[list[int]] = []
     owners = [-1] * cells
     forwards = 0
     for actor, row in enumerate(schedule.actions):
-        if max([action.microbatch for action in row.actions], default=0) >= microbatches:
+        numbers = [action.microbatch for action in row.actions]
+        if max(numbers, default=0) >= microbatches:
             raise inconsistent(schedule)
-        own = [base[action.kind] + action.stage * microbatches + action.microbatch for action in row.actions]
+        kinds = [base[action.kind] + action.stage for action in row.actions]
+        own = [kind * microbatches + number for kind, number in zip(kinds, numbers)]
         first = [slot for slot in own if slot < cells]
         for cell in first:
             owners[cell] = actor
@@ -74,37 +76,56 @@ def flatten(schedule: Schedule) -> Program:
         if len(set(own)) < len(own) or len({slot % cells for slot in own}) > len(first):
             raise inconsistent(schedule)
         forwards += len(first)
+        classes.append(kinds)
         needs.append(own)
     if cells - owners.count(-1) < forwards:
         raise inconsistent(schedule)  # two actors run one forward
-    split = any(max(own, default=0) >= 2 * cells for own in needs)
+    split = any(max(kinds, default=0) >= 2 * stages for kinds in classes)
     if split:
         _check_weights(schedule, needs, cells)
-    fills = [
-        [
-            (slot + microbatches if slot < last else slot + cells)
-            if slot < cells
-            else slot - microbatches
-            if cells + microbatches <= slot < 2 * cells
-            else NOTHING
-            for slot in own
-        ]
-        for own in needs
-    ]
-    count = len(needs)
-    keys = [
-        [slot // microbatches * count + owners[fill % cells] for slot, fill in zip(own, filled)]
-        for own, filled in zip(needs, fills)
-    ]
+    shifts = _shifts(stages, microbatches)
+    fills = [[slot + shifts[kind] for slot, kind in zip(own, kinds)] for own, kinds in zip(needs, classes)]
     # an activation is held until the B, or until the W of a schedule that has any
-    low, high = (2 * cells, 3 * cells) if split else (cells, 2 * cells)
-    peaks = [
-        max(accumulate([1 if slot < cells else -1 if low <= slot < high else 0 for slot in own]), default=0)
-        for own in needs
-    ]
+    held = [1] * stages + ([0] * stages + [-1] * stages if split else [-1] * stages)
     return Program(
-        schedule=schedule, stages=stages, split=split, needs=needs, keys=keys, fills=fills, owners=owners, peaks=peaks
+        schedule=schedule,
+        stages=stages,
+        split=split,
+        needs=needs,
+        keys=_keys(classes, fills, owners, stages, microbatches),
+        fills=fills,
+        owners=owners,
+        peaks=[max(accumulate(map(held.__getitem__, kinds)), default=0) for kinds in classes],
     )
+
+
+def _shifts(stages: int, microbatches: int) -> list[int]:
+    """For each class of actions what leads from its slot to the one that it fills; below 0 for those that fill none."""
+    cells = stages * microbatches
+    none = -4 * cells
+    forwards = [microbatches] * (stages - 1) + [cells]
+    backwards = [none] + [-microbatches] * (stages - 1)
+    return [*forwards, *backwards, *[none] * stages]
+
+
+def _keys(
+    classes: list[list[int]], fills: list[list[int]], owners: list[int], stages: int, microbatches: int
+) -> list[list[int]]:
+    """See `Program.keys`. Where a stage has one actor, a class of actions has one receiver."""
+    count, cells = len(classes), stages * microbatches
+    sole = []
+    for stage in range(stages):
+        own = owners[stage * microbatches : (stage + 1) * microbatches]
+        sole.append(own[0] if own.count(own[0]) == microbatches else None)
+    receivers = [*sole[1:], sole[-1], sole[0], *sole[:-1], *sole]
+    table = [None if receiver is None else kind * count + receiver for kind, receiver in enumerate(receivers)]
+    keys: list[list[int]] = []
+    for kinds, filled in zip(classes, fills):
+        found = [table[kind] for kind in kinds]
+        if None in found:
+            found = [kind * count + owners[fill % cells] for kind, fill in zip(kinds, filled)]
+        keys.append(found)  # type: ignore[arg-type]
+    return keys
 
 
 def _check_weights(schedule: Schedule, needs: list[list[int]], cells: int) -> None:

@@ -118,12 +118,13 @@ class _Picture:
     def actions(self) -> Iterator[str]:
         critical = {segment.action for segment in self.step.chain if segment.part in CLASSES}
         virtual = self.step.step.schedule.stages > len(self.step.plan.stages)
-        for actor in self.rows:
+        for actor, at in self.rows.items():
             y = self.y(actor)
+            chunks = sorted({action.stage for action in self.step.step.schedule.actions[at].actions})
             for _, action, start_s, end_s in self.visible(actor):
                 x, stop = max(self.x(start_s), LEFT), min(self.x(end_s), LEFT + WIDTH)
                 width = max(stop - x, 0.5)
-                names = CLASSES[action.kind] + " c" * (action in critical)
+                names = CLASSES[action.kind] + " c" * (action in critical) + " v" * (chunks.index(action.stage) % 2)
                 yield f'<rect class="{names}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{self.bar}">'
                 yield f"<title>{_words(action, virtual)}, {_span(start_s, end_s)}"
                 yield f"{', on the critical path' if action in critical else ''}</title></rect>"

@@ -26,6 +26,7 @@ _STYLE = """
 .meshplan-step .f { fill: #3d6fc4; } .meshplan-step .b { fill: #2b8a57; } .meshplan-step .w { fill: #a8741a; }
 .meshplan-step .o { fill: #8b5fb0; } .meshplan-step .u { fill: #777; }
 .meshplan-step rect.f, .meshplan-step rect.b, .meshplan-step rect.w { stroke: #fff; stroke-width: 0.4; }
+.meshplan-step rect.v { opacity: 0.72; }
 .meshplan-step rect.c { stroke: #e8590c; stroke-width: 1.6; }
 .meshplan-step rect.tip { fill: transparent; stroke: none; }
 .meshplan-step rect:hover { opacity: 0.75; } .meshplan-step rect.tip:hover { fill: #8885; opacity: 1; }
@@ -104,6 +105,8 @@ def _timeline(step: StepSimulation) -> str:
         for at, (title, picture) in enumerate(windows(step)):
             opened = " open" if at == 0 else ""
             parts.append(f'<details{opened}><summary>{title}</summary><div class="pic">{picture}</div></details>')
+    if step.step.schedule.stages > len(step.plan.stages):
+        parts.append("<div>Every second virtual stage of a group is paler.</div>")
     return "".join(parts)
 
 

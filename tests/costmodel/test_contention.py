@@ -72,6 +72,32 @@ def test_contention_keeps_order_and_dependencies(case, slowdown, early, share):
         assert ending.reduce_end_s >= use.last_end_s
 
 
+@given(cases(), st.floats(1.1, 3.0), st.floats(0.0, 1.0))
+@settings(max_examples=100, deadline=None)
+def test_work_is_done_at_full_speed_or_slowed_down_while_something_runs_beside_it(case, slowdown, early):
+    """Each action's time, less what its actor's messages and reduction took of it, is what it takes alone."""
+    schedule, times, sends = case
+    contention = Contention(compute_slowdown=slowdown, early_reduction=early)
+    result = simulate(schedule, times, sends, contention=contention)
+    beside = {actor: [] for actor in schedule.actors}
+    for message in result.messages:
+        for actor in (message.source, message.target):
+            beside[actor].append((message.start_s, message.end_s))
+    for use, ending in zip(result.actors, result.endings):
+        if ending.reduce_start_s < use.last_end_s:
+            early_s = early * times[use.actor].reduce_s
+            beside[use.actor].append((ending.reduce_start_s, ending.reduce_start_s + early_s))
+    for actor, action, start_s, end_s in result.timeline:
+        covered_s, reached_s = 0.0, start_s
+        for begin_s, stop_s in sorted(beside[actor]):
+            begin_s, stop_s = max(begin_s, reached_s), min(stop_s, end_s)
+            if stop_s > begin_s:
+                covered_s, reached_s = covered_s + stop_s - begin_s, stop_s
+        cost = times[actor]
+        alone_s = cost.forward_s if action.kind == "F" else cost.backward_s
+        assert end_s - start_s - covered_s + covered_s / slowdown == pytest.approx(alone_s, rel=1e-9, abs=1e-9)
+
+
 def test_two_links_of_one_card_take_turns():
     """Stage 1 sends an activation to stage 2 and, later, a gradient to stage 0, over one card."""
     times, sends = chain([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 4.0)
