@@ -12,11 +12,11 @@ Time is linear in the number of actions, without contention well over a million 
 """
 
 from collections.abc import Mapping
-from operator import sub
+from operator import add, sub
 
 from costmodel.schedule.actions import Schedule
 from costmodel.simulation.contended import Contention, run_contended
-from costmodel.simulation.costs import Costs, Sends, Times, costs_of
+from costmodel.simulation.costs import Sends, Times, costs_of
 from costmodel.simulation.ending import endings_of
 from costmodel.simulation.program import Program, flatten
 from costmodel.simulation.records import (
@@ -69,13 +69,17 @@ def simulate(
     costs = costs_of(program, times, sends, jitter, seed)
     if contention is None:
         starts_s = run_strict(program, costs)
-        ends_s = [[s + d for s, d in zip(*pair)] for pair in zip(starts_s, costs.durations_s)]
+        busy_s = list(map(sum, costs.durations_s))
+        last_s = [own[-1] + times_s[-1] if own else 0.0 for own, times_s in zip(starts_s, costs.durations_s)]
+        ends_s = [list(map(add, *pair)) for pair in zip(starts_s, costs.durations_s)] if keep_timeline else []
         reductions, wires_s = None, []
     else:
         starts_s, ends_s, wires_s, reductions = run_contended(program, costs, contention)
-    last_s = [own[-1] if own else 0.0 for own in ends_s]
+        busy_s = [sum(map(sub, *pair)) for pair in zip(ends_s, starts_s)]
+        last_s = [own[-1] if own else 0.0 for own in ends_s]
     endings = endings_of(program, costs, last_s, waits or {}, reductions)
-    uses = _uses(program, costs, starts_s, ends_s, endings)
+    first_s = [own[0] if own else 0.0 for own in starts_s]
+    uses = _uses(program, first_s, last_s, busy_s, endings)
     return Simulation(
         makespan_s=max(use.step_end_s for use in uses),
         pipeline_s=max(last_s),
@@ -91,20 +95,18 @@ def simulate(
 
 
 def _uses(
-    program: Program, costs: Costs, starts_s: list[list[float]], ends_s: list[list[float]], endings: tuple[Ending, ...]
+    program: Program, first_s: list[float], last_s: list[float], busy_s: list[float], endings: tuple[Ending, ...]
 ) -> tuple[ActorUse, ...]:
     uses = []
     for index, actor in enumerate(program.schedule.actors):
-        first_s, last_s = (starts_s[index][0], ends_s[index][-1]) if starts_s[index] else (0.0, 0.0)
-        busy_s = sum(map(sub, ends_s[index], starts_s[index]))
-        bubble_s = last_s - first_s - busy_s
+        bubble_s = last_s[index] - first_s[index] - busy_s[index]
         uses.append(
             ActorUse(
                 actor=actor,
-                first_start_s=first_s,
-                last_end_s=last_s,
-                busy_s=busy_s,
-                bubble_s=bubble_s if bubble_s > 1e-12 * last_s else 0.0,  # what is left of rounding is no bubble
+                first_start_s=first_s[index],
+                last_end_s=last_s[index],
+                busy_s=busy_s[index],
+                bubble_s=bubble_s if bubble_s > 1e-12 * last_s[index] else 0.0,  # rounding is no bubble
                 joined_s=endings[index].update_start_s - endings[index].exchange_end_s,
                 step_end_s=endings[index].update_end_s,
                 peak_in_flight=program.peaks[index],
