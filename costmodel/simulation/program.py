@@ -28,7 +28,7 @@ class Program:
         split: whether weight gradients are actions of their own.
         needs: the slot that each action waits for; `divmod(slot, cells)` is (kind, cell).
         keys: for each action `(kind·p + stage) · actors + receiver`: all that its prices depend on. What fills nothing
-            has some receiver.
+            has some receiver; what is for nobody has the actor itself.
         fills: the slot that each action's output arrives in; below 0 if nobody waits for it.
         owners: for each cell, the index of the actor that runs it, -1 if none does.
         peaks: most microbatches that each actor holds activations of at one time.
@@ -116,14 +116,15 @@ def _keys(
     sole = []
     for stage in range(stages):
         own = owners[stage * microbatches : (stage + 1) * microbatches]
-        sole.append(own[0] if own.count(own[0]) == microbatches else None)
+        sole.append(own[0] if own[0] >= 0 and own.count(own[0]) == microbatches else None)
     receivers = [*sole[1:], sole[-1], sole[0], *sole[:-1], *sole]
     table = [None if receiver is None else kind * count + receiver for kind, receiver in enumerate(receivers)]
     keys: list[list[int]] = []
-    for kinds, filled in zip(classes, fills):
+    for actor, (kinds, filled) in enumerate(zip(classes, fills)):
         found = [table[kind] for kind in kinds]
         if None in found:
-            found = [kind * count + owners[fill % cells] for kind, fill in zip(kinds, filled)]
+            targets = [owners[fill % cells] for fill in filled]
+            found = [kind * count + (to if to >= 0 else actor) for kind, to in zip(kinds, targets)]
         keys.append(found)  # type: ignore[arg-type]
     return keys
 
