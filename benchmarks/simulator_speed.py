@@ -18,6 +18,9 @@ from costmodel.simulate import Contention, SendTimes, StageTimes, flatten, simul
 
 SIZES = ((4, 64), (4, 8192), (16, 1024), (64, 512), (64, 4096))
 LARGE = 50_000  # actions
+SHARED = {
+    (Actor(i, 0), Actor(i + way, 0)): (f"{i} out", f"{i + way} in") for i in range(64) for way in (-1, 1)
+}  # each stage has a network card
 
 
 def measure(call: Callable[[], object], count: int, repeat: int) -> float:
@@ -47,7 +50,10 @@ def main() -> int:
         "simulate": lambda schedule, program, *rest: simulate(schedule, *rest, keep_timeline=False),
         "with timeline": lambda schedule, program, *rest: simulate(schedule, *rest),
         "again": lambda schedule, program, *rest: simulate(program, *rest, keep_timeline=False),
-        "contention": lambda schedule, program, *rest: simulate(
+        "shared links": lambda schedule, program, *rest: simulate(
+            schedule, *rest, contention=Contention(shared=SHARED), keep_timeline=False
+        ),
+        "slowed down": lambda schedule, program, *rest: simulate(
             schedule, *rest, contention=Contention(compute_slowdown=1.1), keep_timeline=False
         ),
     }

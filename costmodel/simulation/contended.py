@@ -115,7 +115,14 @@ class _Events:
         if ready_s < 0.0:
             self.waiting[slot] = actor
         else:
-            heappush(self.events, (max(now_s, ready_s), _BEGIN, actor, 0))
+            self.begin_at(actor, max(now_s, ready_s))
+
+    def begin_at(self, actor: int, start_s: float) -> None:
+        """Begins an action now or later; where nothing slows it down, its end is known at once."""
+        if self.slow == 1.0:
+            self.begin(actor, start_s)
+        else:
+            heappush(self.events, (start_s, _BEGIN, actor, 0))
 
     def begin(self, actor: int, now_s: float) -> None:
         step = self.steps[actor]
@@ -184,7 +191,7 @@ class _Events:
             arrival_s = end_s + self.costs.latency_s[route]
         self.at_s[fill] = arrival_s
         if fill in self.waiting:
-            heappush(self.events, (arrival_s, _BEGIN, self.waiting.pop(fill), 0))
+            self.begin_at(self.waiting.pop(fill), arrival_s)
 
 
 def _resources(program: Program, costs: Costs, contention: Contention) -> tuple[list[list[int]], int]:
