@@ -111,10 +111,10 @@ def _path(step: StepSimulation) -> str:
 
 def _what_ifs(step: StepSimulation) -> str:
     rows = [
-        (entry.what, format_seconds(entry.makespan_s), f"-{format_seconds(entry.gain_s)}", _share(step, entry.gain_s))
+        (entry.what, format_seconds(entry.makespan_s), format_seconds(entry.gain_s), _share(step, entry.gain_s))
         for entry in step.what_ifs
     ]
-    return format_table(("if", "step time", "less", "of the step"), rows, right=(1, 2, 3))
+    return format_table(("if", "step time", "saves", "of the step"), rows, right=(1, 2, 3))
 
 
 def _share(step: StepSimulation, time_s: float) -> str:
