@@ -47,6 +47,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/planning_time.py
 	$(BIN)/python benchmarks/capture_time.py
 	$(BIN)/python benchmarks/profile_changes_plan.py
+	$(BIN)/python benchmarks/simulator_speed.py
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found: install one, or make PYTHON=/path/to/python"; exit 1; }

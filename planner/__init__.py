@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.plan_files import write_plan as save_plan
     from planner.planfile.schema import Plan
     from planner.report.explain import explain
+    from planner.simulation import simulate
     from planner.validation import validate
     from profiles.cluster_files import load_cluster
 
@@ -36,6 +37,7 @@ __all__ = [
     "plan",
     "reference",
     "save_plan",
+    "simulate",
     "validate",
 ]
 
@@ -52,6 +54,7 @@ _HOMES = {
     "plan": ("planner.api", "plan"),
     "reference": ("planner.api", "reference"),
     "save_plan": ("planner.plan_files", "write_plan"),
+    "simulate": ("planner.simulation", "simulate"),
     "validate": ("planner.validation", "validate"),
 }
 

@@ -31,6 +31,7 @@ from planner.planfile.schema import (
     TiedParameter,
     TimePlan,
     Transfer,
+    TransferLink,
     UpdateJoin,
 )
 from planner.planfile.specs import dims_of, strategy_names, value_from_spec
@@ -154,6 +155,7 @@ def _group(layout: Layout, stage: StageChoice, group: GroupChoice, score: GroupS
             forward_communication_s=cost.forward_cast_s,
             backward_communication_s=cost.backward_cast_s,
             gradient_reduction_s=cost.once_s,
+            exchange_s=score.exchange_s,
             optimizer_s=cost.update_s,
             collectives={
                 f"{phase} {kind} {names[axis]}": round(count)
@@ -245,7 +247,25 @@ def _transfers(layout: Layout) -> tuple[Transfer, ...]:
         forward, backward = crossing_bytes(layout.graph, values)
         time_s = max(t.activation_s + t.latency_s for (a, _), t in sends.items() if a.stage == s)
         out.append(
-            Transfer(from_stage=s, to_stage=s + 1, values=values, bytes=forward, gradient_bytes=backward, time_s=time_s)
+            Transfer(
+                from_stage=s,
+                to_stage=s + 1,
+                values=values,
+                bytes=forward,
+                gradient_bytes=backward,
+                time_s=time_s,
+                links=tuple(
+                    TransferLink(
+                        from_group=one.group,
+                        to_group=other.group,
+                        activation_s=send.activation_s,
+                        gradient_s=send.gradient_s,
+                        latency_s=send.latency_s,
+                    )
+                    for (one, other), send in sends.items()
+                    if one.stage == s
+                ),
+            )
         )
     return tuple(out)
 

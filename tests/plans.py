@@ -1,8 +1,10 @@
 """Small, consistent plans and clusters made by hand, for tests of files, checks, reports and commands."""
 
+import msgspec
+
 from costmodel.cluster import Cluster, parse_cluster
 from costmodel.schedule.actions import format_actions
-from costmodel.schedule.generate import gpipe, one_f_one_b
+from costmodel.schedule.generate import gpipe, one_f_one_b, spread_shares
 from costmodel.schedule.validate import in_flight
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
@@ -146,6 +148,26 @@ def tiny_plan(
         findings=(),
         versions={"meshplan": "0.1.0", "jax": "0.10.2"},
     )  # fmt: skip
+
+
+def plan_with_groups(**options) -> Plan:
+    """`tiny_plan` whose last stage has two groups: the second has devices of its own and takes twice as long."""
+    plan = tiny_plan(**options)
+    last = plan.stages[-1]
+    first = last.groups[0]
+    shares = spread_shares((2 * plan.microbatches // 3, plan.microbatches - 2 * plan.microbatches // 3))
+    time = msgspec.structs.replace(first.time, forward_s=2 * first.time.forward_s, backward_s=2 * first.time.backward_s)
+    groups = (
+        msgspec.structs.replace(first, name="near", microbatches=shares[0]),
+        msgspec.structs.replace(
+            first, name="far", microbatches=shares[1], time=time, devices=tuple(f"small/1/{i}" for i in range(4))
+        ),
+    )
+    stages = (*plan.stages[:-1], msgspec.structs.replace(last, groups=groups))
+    rows = one_f_one_b(len(stages), plan.microbatches, [tuple(g.microbatches for g in s.groups) for s in stages])
+    actors = tuple(ActorPlan(stage=r.stage, group=r.group, actions=format_actions(r.actions)) for r in rows.actions)
+    schedule = msgspec.structs.replace(plan.schedule, name="1f1b", actors=actors)
+    return msgspec.structs.replace(plan, stages=stages, schedule=schedule)
 
 
 def _stage(

@@ -116,6 +116,12 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
             )
             yield finding("MP625", f"transfers[{at}]", f"{message}{transfer.time_s} s: none may be negative")
+        for index, link in enumerate(transfer.links):
+            times = {"activation_s": link.activation_s, "gradient_s": link.gradient_s, "latency_s": link.latency_s}
+            for name, time_s in times.items():
+                if not (math.isfinite(time_s) and time_s >= 0):
+                    message = f"transfer from stage {transfer.from_stage}: {name} is {time_s}, it must be finite and "
+                    yield finding("MP625", f"transfers[{at}].links[{index}].{name}", f"{message}not negative")
     for at, join in enumerate(plan.update_joins):
         if not (math.isfinite(join.time_s) and join.time_s >= 0):
             message = f"the update of stage {join.stage} waits {join.time_s} s, it must be finite and not negative"

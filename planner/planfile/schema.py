@@ -93,7 +93,11 @@ class MemoryPlan(Document, frozen=True):
 
 
 class TimePlan(Document, frozen=True):
-    """Predicted seconds of one stage group: per microbatch, and once a step. Communication is part of each."""
+    """Predicted seconds of one stage group: per microbatch, and once a step. Communication is part of each.
+
+    `exchange_s`, once a step and not part of `once_s`: gradients meet with those of the stage's other groups, and of
+    parameters tied to other stages.
+    """
 
     forward_s: float
     backward_s: float
@@ -103,6 +107,7 @@ class TimePlan(Document, frozen=True):
     gradient_reduction_s: float
     optimizer_s: float
     collectives: dict[str, int]  # "forward all_gather data" -> count a microbatch
+    exchange_s: float = 0.0
 
 
 class GroupPlan(Document, frozen=True):
@@ -127,8 +132,24 @@ class StagePlan(Document, frozen=True):
     groups: tuple[GroupPlan, ...]
 
 
+class TransferLink(Document, frozen=True):
+    """What one microbatch costs between a group of a stage and a group of the next: seconds for which activations and
+    gradients occupy the link, and seconds until they arrive that do not occupy it."""
+
+    from_group: int
+    to_group: int
+    activation_s: float
+    gradient_s: float
+    latency_s: float
+
+
 class Transfer(Document, frozen=True):
-    """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one."""
+    """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one.
+
+    Attributes:
+        time_s: of the slowest link, latency included.
+        links: between all pairs of groups. Where there are none, `time_s` holds for all.
+    """
 
     from_stage: int
     to_stage: int
@@ -136,6 +157,7 @@ class Transfer(Document, frozen=True):
     bytes: int
     gradient_bytes: int
     time_s: float
+    links: tuple[TransferLink, ...] = ()
 
 
 class TiedParameter(Document, frozen=True):

@@ -17,9 +17,10 @@ from planner.space.decision import BlockCost
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScore:
-    """One group's costs and itemised bytes on each of its devices."""
+    """One group's costs and itemised bytes on each of its devices. `exchange_s`: see `StageTimes`."""
 
     cost: BlockCost
+    exchange_s: float
     in_flight: int
     buffers_bytes: float
     reserve_bytes: int
@@ -81,12 +82,14 @@ def score(layout: Layout) -> Score:
     times: dict[Actor, StageTimes] = {}
     tied = tied_seconds(layout)
     for s, stage in enumerate(layout.stages):
+        exchange_s = _exchange_seconds(layout, s) + tied[s]
         for g, group in enumerate(stage.groups):
             actor = Actor(s, g)
             cost = costs[actor] = stage_cost(layout.graph, group.decision, stage.start, stage.stop)
             kind = group.decision.space.pricing.kind
             groups[actor] = GroupScore(
                 cost=cost,
+                exchange_s=exchange_s,
                 in_flight=flying.get(actor, 0),
                 buffers_bytes=_buffer_bytes(layout, s, group),
                 reserve_bytes=kind.reserve_bytes,
@@ -96,7 +99,7 @@ def score(layout: Layout) -> Score:
                 forward_s=cost.forward_s + cost.forward_cast_s,
                 backward_s=cost.backward_s + cost.backward_cast_s,
                 reduce_s=cost.once_s,
-                exchange_s=_exchange_seconds(layout, s) + tied[s],
+                exchange_s=exchange_s,
                 update_s=cost.update_s,
             )
     waits = update_waits(layout)
