@@ -2,7 +2,7 @@
 
 Everything is dispatched ahead; arrays stay on their devices and cross stages by ``device_put``. Gradients of the groups
 of a stage, and of a parameter that several stages read, meet by transfer and add; the owner updates and sends the new
-value.
+value. The arrays of a state are given away to the step that it is passed to.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from planner.lowering.feed import Feed
 from planner.lowering.group_programs import GroupPrograms
 from planner.lowering.pipeline_step import PipelineStep
 from planner.lowering.staged import CROSSING, Piece
-from planner.lowering.state import TrainState, require_alive
+from planner.lowering.state import TrainState, apart, require_alive
 from planner.lowering.update import Updater
 from planner.lowering.verify import Verification, check_shardings, verify_pipeline
 
@@ -96,7 +96,9 @@ class PipelineTrainer:
             own = {}
             for name, held in p.micro.held.items():
                 whole = named[name] if held.items is None else named[name][held.items[0] : held.items[1]]
-                own[name] = jax.device_put(whole, p.sharding(p.param_specs[name]))
+                own[name] = jax.device_put(  # a copy: the step gives it away, and it may be the user's own array
+                    jnp.copy(whole) if isinstance(whole, jax.Array) else whole, p.sharding(p.param_specs[name])
+                )
                 used.add(name)
             placed.append(own)
         carried = {}
@@ -108,7 +110,7 @@ class PipelineTrainer:
         }
         for piece in self.updater.init_program.pieces:
             values.update(self.run_piece(piece, values))
-        optimizer = self.updater.collect_state(values)
+        optimizer = apart(self.updater.collect_state(values), (x for own in placed for x in own.values()))
         return TrainState(tuple(placed), optimizer, carried, {n: x for n, x in named.items() if n not in used})
 
     @cached_property
@@ -197,24 +199,30 @@ class PipelineTrainer:
         ]
 
     def run_piece(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs a piece of the optimizer where it lives; results by value name."""
+        """Runs a piece of the optimizer where it lives; results by value name. What it reads for the last time and can
+        be written over is given away."""
         if piece.stage == CROSSING:
             return self._run_crossing(piece, values)
-        run, in_specs = self._piece(piece)
+        run, given, kept = self._piece(piece)
         mesh = self.programs[piece.stage, 0].placement.mesh
-        return run({n: jax.device_put(values[n], NamedSharding(mesh, s)) for n, s in in_specs.items()})
+        return run(
+            *({n: jax.device_put(values[n], NamedSharding(mesh, s)) for n, s in some.items()} for some in (given, kept))
+        )
 
-    def _piece(self, piece: Piece) -> tuple[Any, dict[str, PartitionSpec]]:
-        """jit of a piece of one stage, and the specs of what it takes."""
+    def _piece(self, piece: Piece) -> tuple[Any, dict[str, PartitionSpec], dict[str, PartitionSpec]]:
+        """jit of a piece of one stage, and the specs of what it takes: of values that it is given for good and of
+        others."""
         if id(piece) not in self._jitted:
             in_specs, out_specs = self.updater.partitions(piece)
+            donated = self.updater.written_over(piece)
+            given, kept = ({n: s for n, s in in_specs.items() if (n in donated) == wanted} for wanted in (True, False))
             mapped = jax.shard_map(
-                lambda given: self.updater.local_piece(piece, given),
+                lambda given, kept: self.updater.local_piece(piece, {**given, **kept}),
                 mesh=self.programs[piece.stage, 0].placement.mesh,
-                in_specs=(in_specs,),
+                in_specs=(given, kept),
                 out_specs=out_specs,
             )
-            self._jitted[id(piece)] = jax.jit(mapped), in_specs
+            self._jitted[id(piece)] = jax.jit(mapped, donate_argnums=(0,)), given, kept
         return self._jitted[id(piece)]
 
     def update_traces(self, stage: int) -> list[Any]:
@@ -222,13 +230,17 @@ class PipelineTrainer:
         found = []
         for piece in self.updater.update_program.pieces:
             if piece.stage == stage:
-                run, specs = self._piece(piece)
+                run, *specs = self._piece(piece)
                 mesh = self.programs[stage, 0].placement.mesh
-                given = {
-                    v.name: jax.ShapeDtypeStruct(v.shape, v.aval.dtype, sharding=NamedSharding(mesh, specs[v.name]))
-                    for v in piece.program.inputs
-                }
-                found.append(run.trace(given))
+                avals = {v.name: v for v in piece.program.inputs}
+                arguments = (
+                    {
+                        n: jax.ShapeDtypeStruct(avals[n].shape, avals[n].aval.dtype, sharding=NamedSharding(mesh, s))
+                        for n, s in some.items()
+                    }
+                    for some in specs
+                )
+                found.append(run.trace(*arguments))
         return found
 
     def _run_crossing(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from planner.frontend.flat import Value
 from planner.lowering.group_programs import GroupPrograms
-from planner.lowering.state import TrainState
+from planner.lowering.state import TrainState, apart
 
 if TYPE_CHECKING:
     from planner.lowering.pipeline import PipelineTrainer
@@ -100,12 +100,14 @@ class PipelineStep:
         trainer, feed = self.trainer, self.feed
         parts = {n: sum(jnp.sum(jnp.asarray(np.asarray(x))) for x in self.losses[n]) for n in self.losses}
         loss, scale = feed.combine(feed.loss_totals(parts))
-        new = self._update(scale)
+        new = apart(self._update(scale))
         params = [dict(p) for p in self.state.params]
         for key, part in trainer.updater.parts.items():
             for actor, index in trainer.index.items():
                 p = trainer.programs[actor]
                 if part.name in p.micro.held and (part.held.items is None or actor[0] == part.stage):
+                    if actor != (part.stage, 0):
+                        params[index][part.name].delete()  # the new value takes its place
                     params[index][part.name] = jax.device_put(new[f"param/{key}"], p.sharding(p.param_specs[part.name]))
         optimizer = {n: new[n] for n in trainer.updater.state_owner}
         carried = {n: self._carried(n, feed.microbatches) for n in self.state.carried}
@@ -119,23 +121,25 @@ class PipelineStep:
     def _update(self, scale: Any) -> dict[str, Any]:
         """Reduces gradients, joins those of groups and of tied parameters on the owner, and runs the optimizer."""
         trainer, updater = self.trainer, self.trainer.updater
-        reduced = {actor: trainer.programs[actor].reduce(t) for actor, t in self.totals.items()}
+        reduced = {actor: trainer.programs[actor].reduce(self.totals.pop(actor)) for actor in sorted(self.totals)}
         values: dict[str, Any] = dict(self.state.optimizer)
         for key, part in updater.parts.items():
             owner = trainer.programs[part.stage, 0]
             sharding = owner.sharding(owner.reduced_specs[part.name])
             grads = [
-                jax.device_put(g[part.name], sharding)
-                for actor, g in sorted(reduced.items())
+                jax.device_put(g.pop(part.name), sharding)
+                for actor, g in reduced.items()
                 if part.name in g and (part.held.items is None or actor[0] == part.stage)
             ]
-            total = grads[0]
-            for g in grads[1:]:
-                total = total + g
+            total = grads.pop(0)
+            while grads:
+                total = total + grads.pop(0)
             if scale is not None:
                 total = (total * jax.device_put(scale, owner.sharding(PartitionSpec()))).astype(total.dtype)
             values[f"grad/{key}"] = total
             values[f"param/{key}"] = self._params((part.stage, 0))[part.name]
         for piece in updater.update_program.pieces:
             values.update(trainer.run_piece(piece, values))
+            for name in updater.last_reads(piece):
+                del values[name]
         return updater.collect_update(values)

@@ -1,8 +1,10 @@
 """What training carries from step to step."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from costmodel.errors import InputError
 
@@ -32,3 +34,14 @@ def require_alive(state: TrainState) -> None:
             f"this state was given to a step before: {len(gone)} of its arrays are gone, as a step reuses their memory",
             "go on from the state that the step returned: state, metrics = train.step(state, batch)",
         )
+
+
+def apart(arrays: Mapping[str, Any], others: Iterable[Any] = ()) -> dict[str, Any]:
+    """Arrays of which none is another one or one of `others` (an optimizer may keep the parameters themselves): a step
+    gives each away."""
+    seen = {id(x) for x in others}
+    found = {}
+    for name, x in arrays.items():
+        found[name] = jnp.copy(x) if id(x) in seen else x
+        seen.add(id(x))
+    return found
