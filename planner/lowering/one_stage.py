@@ -197,7 +197,11 @@ class OneStageTrainer:
 
         nothing = {n: jc.to_varying(jnp.zeros((), jnp.float32), axes) for n in micro.losses}
         init = (micro.zero_gradients(), nothing, carried)
-        (totals, losses, carried), aux = lax.scan(one, init, split, length=feed.microbatches)
+        if feed.microbatches == 1:  # not as a loop: there its gradient would lie beside the accumulator
+            (totals, losses, carried), aux = one(init, {n: x[0] for n, x in split.items()})
+            aux = {n: x[None] for n, x in aux.items()}
+        else:
+            (totals, losses, carried), aux = lax.scan(one, init, split, length=feed.microbatches)
         with jax.named_scope(LOSS):
             loss, scale = feed.combine(
                 feed.loss_totals({n: lax.psum(x, axes) if axes else x for n, x in losses.items()})
