@@ -155,7 +155,8 @@ class Parameter:
 
     Attributes:
         gradient_itemsize: bytes of one element of its gradient.
-        optimizer_bytes_per_element: of optimizer state that is as large as the parameter.
+        optimizer_bytes_per_element: of optimizer state in the parameter's shape, which is split as the parameter's plan
+            says. optimizer_whole_bytes: of its state in any other shape (factored moments), whole on every device.
     """
 
     path: str
@@ -166,6 +167,7 @@ class Parameter:
     gradient_dtype: str
     gradient_itemsize: int
     optimizer_bytes_per_element: float
+    optimizer_whole_bytes: int = 0
 
     @property
     def elements(self) -> int:
@@ -202,6 +204,8 @@ class ModelGraph:
         results: names of new state and aux leaves, which every device must end up with whole.
         carried: state leaf -> the value that replaces it for the next microbatch.
         joins: what the optimizer's update joins.
+        optimizer_bytes: of optimizer state that belongs to no parameter (step counts, a state of all parameters in one
+            vector), whole on every device.
     """
 
     name: str
@@ -215,6 +219,7 @@ class ModelGraph:
     results: tuple[str, ...]
     carried: Mapping[str, str] = field(default_factory=dict)
     joins: UpdateJoins = field(default_factory=UpdateJoins)
+    optimizer_bytes: int = 0
 
     @property
     def forward_flops(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from costmodel.cluster import Cluster
 from costmodel.compute import peak_flops_per_s
-from costmodel.graph import ModelGraph, Tensor
+from costmodel.graph import ModelGraph, Parameter, Tensor
 from costmodel.schedule.actions import Actor, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
 from costmodel.simulate import ActorUse
@@ -52,7 +52,7 @@ def model_record(
     names = [b.name for b in graph.blocks]
     payload = {
         "parameters": {
-            n: [list(p.shape), p.dtype, p.trained, p.optimizer_bytes_per_element] for n, p in graph.params.items()
+            n: [list(p.shape), p.dtype, p.trained, _optimizer_bytes_per_element(p)] for n, p in graph.params.items()
         },
         "blocks": [[b.name, b.class_key] for b in graph.blocks],
         "microbatch": graph.microbatch,
@@ -70,6 +70,10 @@ def model_record(
         sequence=sequence,
         parameter_shapes=shapes,
     )
+
+
+def _optimizer_bytes_per_element(p: Parameter) -> float:
+    return p.optimizer_bytes_per_element + p.optimizer_whole_bytes / max(1, p.elements)
 
 
 def assemble_plan(
@@ -225,10 +229,13 @@ def _memory(score: GroupScore) -> MemoryPlan:
     items = {
         "parameters_bytes": math.ceil(cost.parameter_bytes),
         "gradients_bytes": math.ceil(cost.gradient_bytes),
+        "arising_bytes": math.ceil(cost.arising_bytes),
         "optimizer_bytes": math.ceil(cost.optimizer_bytes),
+        "inputs_bytes": math.ceil(cost.inputs_bytes),
         "saved_bytes": math.ceil(score.in_flight * cost.saved_bytes),
         "transient_bytes": math.ceil(cost.transient_bytes),
         "buffers_bytes": math.ceil(score.buffers_bytes),
+        "update_bytes": math.ceil(score.update_bytes),
         "reserve_bytes": score.reserve_bytes,
     }
     return MemoryPlan(

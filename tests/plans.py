@@ -191,7 +191,8 @@ def _stage(
                 strategies=tuple(_strategy(kind) for kind in dict.fromkeys(name.split("[")[0] for name in names)),
                 parameters=_parameters(names, layers, zero, tied),
                 memory=MemoryPlan(
-                    parameters_bytes=memory[0], gradients_bytes=memory[1], optimizer_bytes=memory[2],
+                    parameters_bytes=memory[0], gradients_bytes=memory[1], arising_bytes=0, optimizer_bytes=memory[2],
+                    inputs_bytes=0, update_bytes=0,
                     saved_bytes=memory[3], transient_bytes=memory[4], buffers_bytes=memory[5], reserve_bytes=memory[6],
                     total_bytes=sum(memory), limit_bytes=(80 if group == "large" else 32) * GIB, in_flight=in_flight,
                     saved_per_microbatch_bytes=GIB // 2,

@@ -9,7 +9,18 @@ from planner.check.finding import finding, group_label, group_path, some
 from planner.check.placement import groups_of
 from planner.planfile.schema import Finding, MemoryPlan, Plan
 
-MEMORY_ITEMS = ("parameters", "gradients", "optimizer", "saved", "transient", "buffers", "reserve")
+MEMORY_ITEMS = (
+    "parameters",
+    "gradients",
+    "arising",
+    "optimizer",
+    "inputs",
+    "saved",
+    "transient",
+    "buffers",
+    "update",
+    "reserve",
+)
 ROUNDING = 1e-6
 
 

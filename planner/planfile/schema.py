@@ -77,14 +77,23 @@ class BlockStrategy(Document, frozen=True):
 
 
 class MemoryPlan(Document, frozen=True):
-    """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's."""
+    """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's.
+
+    Attributes:
+        gradients_bytes: accumulated; arising_bytes: one microbatch's, beside them.
+        inputs_bytes: the group's share of the step's batch, and carried state.
+        update_bytes: what reduction and update take beyond what is free by then.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
+    arising_bytes: int
     optimizer_bytes: int
+    inputs_bytes: int
     saved_bytes: int
     transient_bytes: int
     buffers_bytes: int
+    update_bytes: int
     reserve_bytes: int
     total_bytes: int
     limit_bytes: int

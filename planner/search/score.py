@@ -12,6 +12,7 @@ from costmodel.sharding import split_factor
 from costmodel.simulate import SendTimes, Simulation, StageTimes, UpdateWait, simulate
 from planner.search.layout import GroupChoice, Layout, crossing_bytes, held_parameters, stage_cost
 from planner.search.update_barrier import update_waits
+from planner.search.update_memory import update_peak_bytes
 from planner.space.decision import BlockCost
 
 
@@ -23,19 +24,24 @@ class GroupScore:
     exchange_s: float
     in_flight: int
     buffers_bytes: float
+    update_peak_bytes: float
     reserve_bytes: int
     limit_bytes: int
 
     @property
+    def _passing_bytes(self) -> float:
+        """What is there during the last backward pass and no more when the update runs."""
+        return self.in_flight * self.cost.saved_bytes + self.cost.transient_bytes + self.buffers_bytes
+
+    @property
+    def update_bytes(self) -> float:
+        """What the update takes beyond what is free by then."""
+        gradients = self.cost.gradient_bytes + self.cost.arising_bytes
+        return max(0.0, self.update_peak_bytes - gradients - self._passing_bytes)
+
+    @property
     def total_bytes(self) -> float:
-        cost = self.cost
-        return (
-            cost.state_bytes
-            + self.in_flight * cost.saved_bytes
-            + cost.transient_bytes
-            + self.buffers_bytes
-            + self.reserve_bytes
-        )
+        return self.cost.state_bytes + self._passing_bytes + self.update_bytes + self.reserve_bytes
 
     @property
     def missing_bytes(self) -> float:
@@ -85,13 +91,15 @@ def score(layout: Layout) -> Score:
         exchange_s = _exchange_seconds(layout, s) + tied[s]
         for g, group in enumerate(stage.groups):
             actor = Actor(s, g)
-            cost = costs[actor] = stage_cost(layout.graph, group.decision, stage.start, stage.stop)
+            runs = len(group.microbatches)
+            cost = costs[actor] = stage_cost(layout.graph, group.decision, stage.start, stage.stop, runs)
             kind = group.decision.space.pricing.kind
             groups[actor] = GroupScore(
                 cost=cost,
                 exchange_s=exchange_s,
                 in_flight=flying.get(actor, 0),
                 buffers_bytes=_buffer_bytes(layout, s, group),
+                update_peak_bytes=update_peak_bytes(layout, s, g),
                 reserve_bytes=kind.reserve_bytes,
                 limit_bytes=kind.memory_bytes,
             )

@@ -12,12 +12,14 @@ from functools import cached_property
 
 from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
-from planner.space.backward import own_name, runs_again, takes_again
+from planner.space.backward import is_layered, own_name, runs_again, takes_again
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group
+from planner.space.inputs import input_bytes
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, Place, PortNode
 from planner.space.parameters import (
     Storage,
+    arising_bytes,
     gradient_collectives,
     hoisted,
     reduction_s,
@@ -39,6 +41,7 @@ class BlockCost:
         once_s: gradient reduction and gather of the update, once a step.
         update_s: optimizer update, once a step.
         collectives: phase, kind and axis -> count per microbatch.
+        arising_bytes: a microbatch's gradient, beside the accumulator. inputs_bytes: batch and carried state.
         run_cast_s, run_collectives: of forward casts that a scan does once for all its layers, as JAX hoists what does
             not change from layer to layer. Each layer's share is part of `forward_cast_s`, not of `collectives`.
     """
@@ -51,7 +54,9 @@ class BlockCost:
     update_s: float = 0.0
     parameter_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    arising_bytes: float = 0.0
     optimizer_bytes: float = 0.0
+    inputs_bytes: float = 0.0
     saved_bytes: float = 0.0
     transient_bytes: float = 0.0
     collectives: Counter[Collective] = field(default_factory=Counter)
@@ -60,7 +65,8 @@ class BlockCost:
 
     @property
     def state_bytes(self) -> float:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        gradients = self.gradient_bytes + self.arising_bytes
+        return self.parameter_bytes + gradients + self.optimizer_bytes + self.inputs_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +176,7 @@ class Decision:
     def _cost(self, key: str) -> BlockCost:
         space, remat = self.space, self.setting.remat
         cls, cost = space.graph.classes[key], BlockCost()
-        transient = 0.0
+        transient, whole = 0.0, self._whole_leaves(key)
         for i, group in enumerate(space.groups[key]):
             index = space.index["group", key, str(i)]
             node, option = space.nodes[index], space.nodes[index].options[self.choice[index]]
@@ -178,7 +184,7 @@ class Decision:
             forward, backward = group_cost(space, node, option)  # type: ignore[arg-type]
             cost.forward_s += forward
             cost.backward_s += backward + (forward if remat == "full" else 0.0)
-            transient = max(transient, group_live(space, node, option))  # type: ignore[arg-type]
+            transient = max(transient, group_live(space, node, option, whole))  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
                 again = (remat == "full" or op.scope >= 0) and runs_again(op, space.again[key, remat])
                 forward_counts = cost.run_collectives if own_name(op) in space.once[key] else cost.collectives
@@ -189,12 +195,23 @@ class Decision:
             self._casts_inside(key, name, cost)
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
             self._parameter(node, key, cost)
+        for name, values in space.first_inputs[key].items():
+            spec, times = self.input_specs[key][name], self.setting.microbatches
+            held = sum(input_bytes(space.graph, value, spec, space.mesh, times) for value in values)
+            cost.inputs_bytes += held / space.counts[key]
         once, layers = space.once[key], space.counts[key]
         if remat == "full":
             transient += sum(self._kept_inside(key).values())
         cost.saved_bytes = sum(size / (layers if name in once else 1) for (name, _), size in self.kept[key].items())
         cost.transient_bytes = transient
         return cost
+
+    def _whole_leaves(self, key: str) -> dict[str, Spec]:
+        """Parameters that a class reads as whole leaves, with their spec through the step."""
+        if is_layered(self.space.graph, key):
+            return {}
+        names = (n for n in self.space.graph.classes[key].inputs if ("place", key, n) in self.space.index)
+        return {name: self.input_specs[key][name] for name in names}
 
     @cached_property
     def kept(self) -> dict[str, dict[tuple[str, Spec], float]]:
@@ -302,6 +319,8 @@ class Decision:
             cost.parameter_bytes += node.shares[key] * value
         if owner:
             cost.gradient_bytes += share * gradient
+            added = self.setting.accumulates
+            cost.arising_bytes += share * arising_bytes(facts, elements, storage, space.mesh, accumulates=added)
             cost.optimizer_bytes += share * optimizer
             cost.update_s += share * space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
 

@@ -3,6 +3,7 @@ and bytes that are live while they run."""
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from costmodel.sharding import Spec, operand_spec, result_spec, split_factor
@@ -49,11 +50,20 @@ def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sha
     )
 
 
-def group_live(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:
-    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents."""
+def group_live(
+    space: "ModelSpace", node: GroupNode, option: GroupStrategy, held: Mapping[str, Spec] = MappingProxyType({})
+) -> float:
+    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents.
+
+    Args:
+        held: parameters that lie there anyway, by the spec in which they do: taken as they lie they are no bytes more,
+            nor are their cotangents, which are the microbatch's gradient.
+    """
     cls = space.graph.classes[node.class_key]
     pairs = [*zip(node.group.reads, option.needs, strict=True), *zip(node.group.exports, option.gives, strict=True)]
-    return 2.0 * sum(cls.tensors[n].bytes / split_factor(s, space.mesh) for n, s in pairs)
+    parts = [(n, split_factor(s, space.mesh)) for n, s in pairs]
+    there = {n: split_factor(s, space.mesh) for n, s in held.items()}
+    return 2.0 * sum(cls.tensors[n].bytes / k for n, k in parts if there.get(n) != k)
 
 
 def specs_in_group(group: Group, option: GroupStrategy) -> dict[str, Spec]:

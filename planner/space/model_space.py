@@ -19,6 +19,7 @@ from planner.search.problem import IntraOpProblem
 from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
+from planner.space.inputs import first_reads
 from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, Place, PortNode
 from planner.space.parameters import storages, whole_storage
 from planner.space.prices import SpacePrices
@@ -249,6 +250,14 @@ class ModelSpace:
                 if names is self.graph.results:  # no cotangent comes back
                     tensor = replace(tensor, needs_grad=False)
                 self.links.append(Link(found[0], found[1], end, tensor, 1))
+
+    @cached_property
+    def first_inputs(self) -> dict[str, dict[str, list[Tensor]]]:
+        """Class -> input -> leaves of the batch and of carried state that no block before reads."""
+        found: dict[str, dict[str, list[Tensor]]] = {key: {} for key in self.graph.classes}
+        for value, (key, name) in first_reads(self.graph, self.graph.blocks).items():
+            found[key].setdefault(name, []).append(self.graph.values[value])
+        return found
 
     @cached_property
     def prices(self) -> SpacePrices:
