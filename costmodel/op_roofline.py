@@ -43,10 +43,10 @@ def backward_s(op: Op, dtype: str, kind: DeviceKind, share: float, memory_bytes:
 
 def provenance(op: Op, dtype: str, kind: DeviceKind) -> Provenance:
     """The weakest of the figures that an op's roofline is computed from."""
-    found: list[Provenance] = [roofline_provenance(dtype, kind, is_matmul=is_matmul(op))]
-    if op.inside is not None:
-        found += [roofline_provenance(name, kind, is_matmul=True) for name, _ in op.inside.matmul_flops]
-    return weakest(*found)
+    found = roofline_provenance(dtype, kind, is_matmul=is_matmul(op))
+    for name, _ in op.inside.matmul_flops if op.inside is not None else ():
+        found = weakest(found, roofline_provenance(name, kind, is_matmul=True))
+    return found
 
 
 def _inside_s(inside: Inside, flops: float, dtype: str, kind: DeviceKind, share: float, memory_bytes: float) -> float:
