@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 from costmodel.cluster import Cluster
 from costmodel.compute import peak_flops_per_s
-from costmodel.graph import ModelGraph, Parameter, Tensor
+from costmodel.graph import ModelGraph, Parameter, Tensor, matmul_flops
+from costmodel.op_roofline import op_dtype
 from costmodel.schedule.actions import Actor, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
-from costmodel.simulate import ActorUse
+from planner.breakdown import breakdown
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
 from planner.planfile.schema import (
@@ -299,24 +300,9 @@ def _schedule(score: Score) -> SchedulePlan:
     )
 
 
-def last_actor(score: Score) -> ActorUse:
-    """The group that ends the step."""
-    return max(score.simulation.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
-
-
 def _prediction(score: Score, tokens_per_example: int | None, provenance: Mapping[str, str]) -> Prediction:
     layout = score.layout
-    use = last_actor(score)
-    group = layout.stages[use.actor.stage].groups[use.actor.group]
-    cost, runs = score.groups[use.actor].cost, len(group.microbatches)
-    step_s = score.time_s
-    computation = runs * (cost.forward_s + cost.backward_s)
-    exposed = {
-        "casts": runs * (cost.forward_cast_s + cost.backward_cast_s),
-        "gradient_reduction": cost.once_s,
-    }
-    if use.actor.stage in score.waits:  # the wait for slower stages is part of the bubble
-        exposed["update_join"] = score.waits[use.actor.stage].time_s
+    step_s, parts = score.time_s, breakdown(score)
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
     peak = sum(_peak(layout, d.kind) for stage in layout.stages for g in stage.groups for d in g.devices)
@@ -328,10 +314,10 @@ def _prediction(score: Score, tokens_per_example: int | None, provenance: Mappin
     )
     return Prediction(
         step_time_s=step_s,
-        compute_s=computation,
-        exposed_communication_s=exposed,
-        bubble_s=max(0.0, step_s - computation - sum(exposed.values()) - cost.update_s),
-        optimizer_s=cost.update_s,
+        compute_s=parts.compute_s,
+        exposed_communication_s=parts.exposed_s,
+        bubble_s=parts.bubble_s,
+        optimizer_s=parts.optimizer_s,
         examples_per_s=examples / step_s,
         tokens_per_s=examples * tokens_per_example / step_s if tokens_per_example else None,
         model_flops=flops,
@@ -348,9 +334,8 @@ def main_dtype(graph: ModelGraph) -> str:
     for block in graph.blocks:
         cls = graph.classes[block.class_key]
         for op in cls.ops:
-            if op.work in ("matmul", "conv") and op.inputs[0]:
-                dtype = cls.tensors[op.inputs[0]].dtype
-                work[dtype] = work.get(dtype, 0.0) + op.flops
+            for dtype, flops in matmul_flops(op, op_dtype(op, cls.tensors)).items():
+                work[dtype] = work.get(dtype, 0.0) + flops
     return max(sorted(work), key=lambda d: work[d]) if work else "float32"
 
 

@@ -51,12 +51,13 @@ class GroupScore:
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """A layout's schedule, simulation and memory. `missing_bytes` is the most by which a group misses its limit;
-    `waits` what the updates of stages wait for."""
+    `times` what was simulated; `waits` what the updates of stages wait for."""
 
     layout: Layout
     schedule: Schedule
     simulation: Simulation
     groups: dict[Actor, GroupScore]
+    times: dict[Actor, StageTimes]
     waits: dict[int, UpdateWait]
 
     @property
@@ -88,7 +89,7 @@ def score(layout: Layout) -> Score:
     times: dict[Actor, StageTimes] = {}
     tied = tied_seconds(layout)
     for s, stage in enumerate(layout.stages):
-        exchange_s = _exchange_seconds(layout, s) + tied[s]
+        exchange_s = exchange_seconds(layout, s) + tied[s]
         for g, group in enumerate(stage.groups):
             actor = Actor(s, g)
             runs = len(group.microbatches)
@@ -112,7 +113,7 @@ def score(layout: Layout) -> Score:
             )
     waits = update_waits(layout)
     simulation = simulate(schedule, times, _sends(layout), waits=waits, keep_timeline=False)
-    return Score(layout=layout, schedule=schedule, simulation=simulation, groups=groups, waits=waits)
+    return Score(layout=layout, schedule=schedule, simulation=simulation, groups=groups, times=times, waits=waits)
 
 
 def _sends(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:
@@ -149,7 +150,7 @@ def _entry_specs(layout: Layout, stage: int, group: GroupChoice) -> list[tuple[i
     return [specs[n] for n in cls.inputs if n in specs and cls.tensors[n].role == "activation"]
 
 
-def _exchange_seconds(layout: Layout, stage: int) -> float:
+def exchange_seconds(layout: Layout, stage: int) -> float:
     """Gradients of a stage's groups meet on the first group; new parameters come back."""
     choice = layout.stages[stage]
     if len(choice.groups) < 2:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
+from planner.space.accumulation import accumulate_s
 from planner.space.backward import is_layered, own_name, runs_again, takes_again
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group
 from planner.space.inputs import input_bytes
@@ -36,7 +37,7 @@ class BlockCost:
     """What one block of a class costs on one device of the group. Seconds per microbatch unless said otherwise.
 
     Attributes:
-        forward_s, backward_s: of computation.
+        forward_s, backward_s: of computation; the accumulation of gradients is part of the latter.
         forward_cast_s, backward_cast_s: of casts, parameters' gathers included.
         once_s: gradient reduction and gather of the update, once a step.
         update_s: optimizer update, once a step.
@@ -314,6 +315,7 @@ class Decision:
                     cost.once_s += seconds
                 else:
                     cost.backward_cast_s += seconds
+        cost.backward_s += node.shares[key] * accumulate_s(space, node, storage)
         value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
         if owner or not node.whole:  # one stage has all readers of a stack that some read whole
             cost.parameter_bytes += node.shares[key] * value

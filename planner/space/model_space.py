@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from costmodel.estimator import OpCost, Pricing, Traffic
+from costmodel.estimator import OpCost, Pricing
 from costmodel.graph import ModelGraph, Op, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, Strategy, divides
+from costmodel.traffic import Traffic
 from planner.search.problem import IntraOpProblem
+from planner.space.accumulation import with_accumulation
 from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
@@ -262,7 +264,7 @@ class ModelSpace:
     @cached_property
     def prices(self) -> SpacePrices:
         """Prices of one block and one microbatch, independent of the setting."""
-        return SpacePrices.of(self)
+        return with_accumulation(self, SpacePrices.of(self))
 
     def problem(self, setting: Setting, *, limit_bytes: float) -> IntraOpProblem:
         """The problem for one setting; `limit_bytes` is what a device has for state and activations."""

@@ -9,9 +9,10 @@ from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import ProfileError
-from costmodel.estimator import OpCost, Pricing, Traffic
+from costmodel.estimator import OpCost, Pricing
 from costmodel.graph import Block, BlockClass, Factor, ModelGraph, Op, Tensor, Work
 from costmodel.sharding import PARTIAL, REPLICATED
+from costmodel.traffic import Traffic
 from profiles.apply import AppliedProfile, apply_profile
 from profiles.catalogue import device_kind
 from profiles.coverage import op_coverage
