@@ -12,7 +12,7 @@ is (p - 1)·T/v. Stage 0 holds p·v + p - 1 chunk activations under `interleaved
 from itertools import islice
 
 from costmodel.errors import InputError
-from costmodel.schedule.actions import Action, ActorActions, Schedule, require_positive
+from costmodel.schedule.actions import Action, ActionKind, ActorActions, Schedule, require_positive
 from costmodel.schedule.generate import one_f_one_b
 
 
@@ -47,7 +47,7 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     rows = []
     for stage in range(stages):
         warm_up = lead + 2 * (stages - 1 - stage)
-        order = [("F", unit) for unit in forwards[:warm_up]]
+        order: list[tuple[ActionKind, tuple[int, int]]] = [("F", unit) for unit in forwards[:warm_up]]
         for at, unit in enumerate(backwards):
             order.append(("B", unit))
             order.extend(("F", late) for late in forwards[warm_up + at : warm_up + at + 1])

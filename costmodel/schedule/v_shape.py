@@ -96,7 +96,7 @@ def _repeated(name: str, stages: int, microbatches: int, there: int, back: int) 
     _check(stages, microbatches)
     rows = []
     for stage, block in enumerate(_building_block(stages, there, back)):
-        slots = [
+        slots: list[tuple[int, _Unit]] = [
             (slot + _PERIOD * k, (kind, chunk, k)) for (kind, chunk), slot in block.items() for k in range(microbatches)
         ]
         rows.append(_row(stages, stage, (unit for _, unit in sorted(slots))))
