@@ -8,8 +8,11 @@ Order: 1F1B over units, with each sequence's backwards reversed. A stage can beg
 last chunk of a sequence: stage i holds c + p - 1 - i units, which is that share of a whole sequence's activations.
 """
 
+from collections.abc import Sequence
+
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Action, ActorActions, Schedule, require_positive
+from costmodel.schedule.validate import dependency_order
 
 
 def sequence_chunks(stages: int, microbatches: int, chunks: int = 4) -> Schedule:
@@ -55,6 +58,45 @@ def causal_times_s(chunks: int, first_s: float, growth_s: float) -> tuple[float,
         if not 0.0 <= time_s < float("inf"):
             raise InputError("MP147", f"{name} is {time_s}, it must be finite and not negative")
     return tuple(first_s + growth_s * chunk for chunk in range(chunks))
+
+
+def sequence_times_s(
+    schedule: Schedule, forward_s: Sequence[Sequence[float]], backward_s: Sequence[Sequence[float]], send_s: float = 0.0
+) -> tuple[tuple[float, ...], ...]:
+    """When each action of a sequence-chunk schedule ends.
+
+    Args:
+        schedule: as `sequence_chunks` makes it, or another order of its units.
+        forward_s, backward_s: per stage, the time of each chunk, such as `causal_times_s` gives.
+        send_s: one-way delay of every link.
+
+    Returns:
+        Per actor, in the order of its actions, seconds from the start of the step.
+
+    Raises:
+        InputError: MP143 if times are not given for every stage, or for different numbers of chunks; MP148 if the
+            schedule deadlocks.
+    """
+    stages = schedule.stages
+    chunks = {len(times) for times in (*forward_s, *backward_s)}
+    if len(forward_s) != stages or len(backward_s) != stages or len(chunks) != 1:
+        raise InputError("MP143", f"times are given for {len(forward_s)} stages and {sorted(chunks)} chunks")
+    (count,) = chunks
+    order = dependency_order(schedule, stages)
+    if order.stuck:
+        raise InputError("MP148", f"schedule {schedule.name!r} deadlocks", "validate_schedule says where")
+    ends: dict[Action, float] = {}
+    actors: list[list[float]] = [[] for _ in schedule.actions]
+    for index, action in order.order:
+        stage, unit = action.stage, action.microbatch
+        step = 1 if action.kind == "F" else -1
+        took_s = (forward_s if action.kind == "F" else backward_s)[stage][unit % count]
+        begin_s = actors[index][-1] if actors[index] else 0.0
+        if (before := Action(stage - step, action.kind, unit)) in ends:
+            begin_s = max(begin_s, ends[before] + send_s)
+        ends[action] = begin_s + took_s
+        actors[index].append(begin_s + took_s)
+    return tuple(map(tuple, actors))
 
 
 def keeps_causal_order(schedule: Schedule, chunks: int) -> bool:

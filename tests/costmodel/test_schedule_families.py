@@ -258,6 +258,23 @@ def test_sequence_chunks_shrink_the_bubble_of_one_sequence():
         assert result.use(0).bubble_s / result.makespan_s == pytest.approx(3 / (chunks + 3), **EXACT)
 
 
+def test_later_chunks_cost_more_under_causal_attention():
+    """Alike chunks take the simulator's time; growth adds to the work of every stage, and a deadlock is said."""
+    schedule = sequence_chunks(3, 2, 4)
+    flat = sequence.sequence_times_s(schedule, [[1.0] * 4] * 3, [[2.0] * 4] * 3)
+    result = simulate(schedule, alike(3, 1.0, 2.0))
+    assert [ends[-1] for ends in flat] == [use.last_end_s for use in result.actors]
+    grown = sequence.causal_times_s(4, 1.0, 0.5)
+    steep = sequence.sequence_times_s(schedule, [grown] * 3, [[2 * t for t in grown]] * 3, send_s=0.25)
+    assert max(map(max, steep)) >= 2 * 3 * sum(grown) + 2 * grown[0]
+    assert max(map(max, steep)) > max(map(max, flat))
+    with pytest.raises(InputError, match="deadlocks"):
+        text = "schedule x microbatches 2\n0.0: 0F0 0B0 0F1 0B1\n1.0: 1F0 1F1 1B1 1B0"
+        sequence.sequence_times_s(parse_schedule(text), [[1.0] * 2] * 2, [[1.0] * 2] * 2)
+    with pytest.raises(InputError, match="3 stages"):
+        sequence.sequence_times_s(sequence_chunks(2, 1, 2), [[1.0] * 2] * 3, [[1.0] * 2] * 3)
+
+
 @pytest.mark.parametrize(
     ("call", "code", "words"),
     [
