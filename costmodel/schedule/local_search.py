@@ -17,7 +17,7 @@ def improve_words(
     goal: Goal,
     *,
     evaluations: int,
-    patience: int = 15,
+    patience: int = 40,
 ) -> tuple[tuple[Word, ...], WordTimes]:
     """The best words found by swaps.
 

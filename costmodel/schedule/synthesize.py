@@ -159,9 +159,9 @@ def _search(costs: StraightCosts, m: int, goal: Goal) -> tuple[str, Words]:
             if times is not None:
                 pool.offer("extended", longer, times.last_end_s)
     if listed is not None and not pool.reached:
-        improved = improve_policy(costs, m, listed, goal, min(300, _POLICY_ACTIONS // actions))
+        improved = improve_policy(costs, m, listed, goal, min(400, _POLICY_ACTIONS // actions))
         pool.offer("list", *improved)
-    evaluations = min(800, _SWAP_ACTIONS // actions)
+    evaluations = min(2000, _SWAP_ACTIONS // actions)
     for _, words, _ in tuple(pool.entries):
         if evaluations and not pool.reached:
             words, times = improve_words(costs, words, goal, evaluations=-(-evaluations // len(pool.entries)))
