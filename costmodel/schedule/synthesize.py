@@ -23,8 +23,8 @@ from costmodel.schedule.local_search import improve_words
 from costmodel.schedule.portfolio import fixed_candidates, improve_policy, policies
 from costmodel.schedule.straight import ROUNDING, StraightCosts, Word, WordTimes, peak_memory, schedule_of, time_words
 
-_PORTFOLIO_ACTIONS = 2_000_000
-_POLICY_ACTIONS = 400_000
+_PORTFOLIO_ACTIONS = 1_500_000
+_POLICY_ACTIONS = 500_000
 _SWAP_ACTIONS = 500_000
 _EXTENDED_ACTIONS = 5_000
 _SWAP_STARTS = 3
