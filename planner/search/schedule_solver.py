@@ -94,7 +94,7 @@ def solve_words(
     solver.parameters.random_seed = 7
     solver.parameters.linearization_level = 0  # a hundred times faster here, and no weaker
     solver.parameters.cp_model_probing_level = 0
-    solver.parameters.max_deterministic_time = 20.0 if actions <= _PROVABLE_ACTIONS else _EFFORT
+    solver.parameters.max_deterministic_time = 2.0 if actions <= _PROVABLE_ACTIONS else _EFFORT
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return words, goal.bound_s
