@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from planner.plan_files import write_plan as save_plan
     from planner.planfile.schema import Plan
     from planner.report.explain import explain
-    from planner.simulation import simulate
     from planner.search.schedule_synthesis import synthesize_schedule
+    from planner.simulation import simulate
     from planner.validation import validate
     from profiles.cluster_files import load_cluster
 

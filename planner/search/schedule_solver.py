@@ -24,8 +24,8 @@ from costmodel.schedule.straight import B, F, StraightCosts, W, Word, WordTimes,
 
 RESOLUTION = 10**8
 _MEMORY_PARTS = 1000
-_MOST_ACTIONS = 128
-_EFFORT = 0.3
+_MOST_ACTIONS = 96
+_EFFORT = 0.2
 _PROVABLE_ACTIONS = 48
 
 Starts = tuple[list[list[cp_model.IntVar]], ...]
