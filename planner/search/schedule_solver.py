@@ -24,7 +24,7 @@ from costmodel.schedule.straight import B, F, StraightCosts, W, Word, WordTimes,
 
 RESOLUTION = 10**8
 _MEMORY_PARTS = 1000
-_MOST_ACTIONS = 96
+_MOST_ACTIONS = 110
 _EFFORT = 0.2
 _PROVABLE_ACTIONS = 48
 
