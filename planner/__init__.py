@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.plan_files import write_plan as save_plan
     from planner.planfile.schema import Plan
     from planner.report.explain import explain
+    from planner.search.schedule_synthesis import synthesize_schedule
     from planner.simulation import simulate
     from planner.validation import validate
     from profiles.cluster_files import load_cluster
@@ -38,6 +39,7 @@ __all__ = [
     "reference",
     "save_plan",
     "simulate",
+    "synthesize_schedule",
     "validate",
 ]
 
@@ -55,6 +57,7 @@ _HOMES = {
     "reference": ("planner.api", "reference"),
     "save_plan": ("planner.plan_files", "write_plan"),
     "simulate": ("planner.simulation", "simulate"),
+    "synthesize_schedule": ("planner.search.schedule_synthesis", "synthesize_schedule"),
     "validate": ("planner.validation", "validate"),
 }
 
