@@ -157,6 +157,7 @@ def _group(layout: Layout, stage: StageChoice, group: GroupChoice, score: GroupS
             gradient_reduction_s=cost.once_s,
             exchange_s=score.exchange_s,
             optimizer_s=cost.update_s,
+            weight_s=cost.weight_s,
             collectives={
                 f"{phase} {kind} {names[axis]}": round(count)
                 for (phase, kind, axis), count in sorted(cost.collectives.items())
@@ -226,7 +227,7 @@ def _memory(score: GroupScore) -> MemoryPlan:
         "parameters_bytes": math.ceil(cost.parameter_bytes),
         "gradients_bytes": math.ceil(cost.gradient_bytes),
         "optimizer_bytes": math.ceil(cost.optimizer_bytes),
-        "saved_bytes": math.ceil(score.in_flight * cost.saved_bytes),
+        "saved_bytes": math.ceil(score.saved_bytes),
         "transient_bytes": math.ceil(cost.transient_bytes),
         "buffers_bytes": math.ceil(score.buffers_bytes),
         "reserve_bytes": score.reserve_bytes,
@@ -300,37 +301,35 @@ def last_actor(score: Score) -> ActorUse:
 def _prediction(score: Score, tokens_per_example: int | None, provenance: Mapping[str, str]) -> Prediction:
     layout = score.layout
     use = last_actor(score)
-    group = layout.stages[use.actor.stage].groups[use.actor.group]
-    cost, runs = score.groups[use.actor].cost, len(group.microbatches)
+    places = score.places[use.actor]
+    costs = [score.groups[place].cost for place in places]
+    runs = len(layout.stages[places[0].stage].groups[places[0].group].microbatches)
     step_s = score.time_s
-    computation = runs * (cost.forward_s + cost.backward_s)
+    computation = runs * sum(cost.forward_s + cost.backward_s for cost in costs)
+    optimizer_s = sum(cost.update_s for cost in costs)
     exposed = {
-        "casts": runs * (cost.forward_cast_s + cost.backward_cast_s),
-        "gradient_reduction": cost.once_s,
+        "casts": runs * sum(cost.forward_cast_s + cost.backward_cast_s for cost in costs),
+        "gradient_reduction": sum(cost.once_s for cost in costs),
     }
     if use.actor.stage in score.waits:  # the wait for slower stages is part of the bubble
         exposed["update_join"] = score.waits[use.actor.stage].time_s
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
-    peak = sum(_peak(layout, d.kind) for stage in layout.stages for g in stage.groups for d in g.devices)
-    price = sum(
-        layout.cluster.group(d.group).price_per_device_hour or 0.0
-        for stage in layout.stages
-        for g in stage.groups
-        for d in g.devices
-    )
+    devices = {d.id: d for stage in layout.stages for g in stage.groups for d in g.devices}.values()
+    peak = sum(_peak(layout, d.kind) for d in devices)
+    price = sum(layout.cluster.group(d.group).price_per_device_hour or 0.0 for d in devices)
     return Prediction(
         step_time_s=step_s,
         compute_s=computation,
         exposed_communication_s=exposed,
-        bubble_s=max(0.0, step_s - computation - sum(exposed.values()) - cost.update_s),
-        optimizer_s=cost.update_s,
+        bubble_s=max(0.0, step_s - computation - sum(exposed.values()) - optimizer_s),
+        optimizer_s=optimizer_s,
         examples_per_s=examples / step_s,
         tokens_per_s=examples * tokens_per_example / step_s if tokens_per_example else None,
         model_flops=flops,
         mfu=flops / (step_s * peak) if peak else None,
         price_per_step=price * step_s / 3600 if price else None,
-        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()),
+        peak_memory_bytes=max(math.ceil(size) for size in score.device_bytes.values()),
         provenance=dict(provenance),
     )
 

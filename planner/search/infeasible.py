@@ -49,7 +49,7 @@ def _items(group: GroupScore) -> str:
         "parameters": cost.parameter_bytes,
         "gradients": cost.gradient_bytes,
         "optimizer state": cost.optimizer_bytes,
-        f"activations of {group.in_flight} microbatches": group.in_flight * cost.saved_bytes,
+        f"activations of {group.in_flight} microbatches": group.saved_bytes,
         "transients": cost.transient_bytes,
         "buffers": group.buffers_bytes,
         "runtime reserve": float(group.reserve_bytes),
