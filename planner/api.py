@@ -175,7 +175,7 @@ def _baseline_plan(baseline: Baseline) -> BaselinePlan:
         description=baseline.description,
         feasible=score is not None,
         step_time_s=score.time_s if score else None,
-        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()) if score else None,
+        peak_memory_bytes=max(math.ceil(size) for size in score.device_bytes.values()) if score else None,
         reason=baseline.reason,
     )
 

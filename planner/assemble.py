@@ -162,6 +162,7 @@ def _group(layout: Layout, stage: StageChoice, group: GroupChoice, score: GroupS
             gradient_reduction_s=cost.once_s,
             exchange_s=score.exchange_s,
             optimizer_s=cost.update_s,
+            weight_s=cost.weight_s,
             collectives={
                 f"{phase} {kind} {names[axis]}": round(count)
                 for (phase, kind, axis), count in sorted(cost.collectives.items())
@@ -233,7 +234,7 @@ def _memory(score: GroupScore) -> MemoryPlan:
         "arising_bytes": math.ceil(cost.arising_bytes),
         "optimizer_bytes": math.ceil(cost.optimizer_bytes),
         "inputs_bytes": math.ceil(cost.inputs_bytes),
-        "saved_bytes": math.ceil(score.in_flight * cost.saved_bytes),
+        "saved_bytes": math.ceil(score.saved_bytes),
         "transient_bytes": math.ceil(cost.transient_bytes),
         "buffers_bytes": math.ceil(score.buffers_bytes),
         "update_bytes": math.ceil(score.update_bytes),
@@ -305,13 +306,9 @@ def _prediction(score: Score, tokens_per_example: int | None, provenance: Mappin
     step_s, parts = score.time_s, breakdown(score)
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
-    peak = sum(_peak(layout, d.kind) for stage in layout.stages for g in stage.groups for d in g.devices)
-    price = sum(
-        layout.cluster.group(d.group).price_per_device_hour or 0.0
-        for stage in layout.stages
-        for g in stage.groups
-        for d in g.devices
-    )
+    devices = {d.id: d for stage in layout.stages for g in stage.groups for d in g.devices}.values()
+    peak = sum(_peak(layout, d.kind) for d in devices)
+    price = sum(layout.cluster.group(d.group).price_per_device_hour or 0.0 for d in devices)
     return Prediction(
         step_time_s=step_s,
         compute_s=parts.compute_s,
@@ -323,7 +320,7 @@ def _prediction(score: Score, tokens_per_example: int | None, provenance: Mappin
         model_flops=flops,
         mfu=flops / (step_s * peak) if peak else None,
         price_per_step=price * step_s / 3600 if price else None,
-        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()),
+        peak_memory_bytes=max(math.ceil(size) for size in score.device_bytes.values()),
         provenance=dict(provenance),
     )
 

@@ -12,6 +12,7 @@ P7  bubble = step - computation - P1 to P6 - optimizer                     waiti
 from dataclasses import dataclass
 
 from costmodel.simulate import ActorUse, simulate
+from costmodel.simulation.ending import waits_of_actors
 from planner.search.score import Score, exchange_seconds, tied_seconds
 
 
@@ -28,23 +29,26 @@ class Breakdown:
 def breakdown(score: Score) -> Breakdown:
     """The parts of a score's step (P1 to P7); kinds of communication that the plan has not are left out."""
     layout, use = score.layout, last_actor(score)
-    stage = use.actor.stage
-    cost, runs = score.groups[use.actor].cost, len(layout.stages[stage].groups[use.actor.group].microbatches)
+    places = score.places[use.actor]  # several virtual stages, or its own
+    costs, own = [score.groups[place].cost for place in places], [place.stage for place in places]
+    runs = len(layout.stages[own[0]].groups[places[0].group].microbatches)
     exposed = {
-        "casts": runs * (cost.forward_cast_s + cost.backward_cast_s),
-        "gradient_reduction": cost.once_s,
+        "casts": runs * sum(cost.forward_cast_s + cost.backward_cast_s for cost in costs),
+        "gradient_reduction": sum(cost.once_s for cost in costs),
     }
     between = {
         "sends": _sends_s(score, use),
-        "group_exchange": exchange_seconds(layout, stage),
-        "tied_weights": tied_seconds(layout)[stage],
+        "group_exchange": sum(exchange_seconds(layout, stage) for stage in own),
+        "tied_weights": sum(tied_seconds(layout)[stage] for stage in own),
     }
     exposed |= {kind: time_s for kind, time_s in between.items() if time_s > 0.0}
-    if stage in score.waits:  # the wait for slower stages is part of the bubble
-        exposed["update_join"] = score.waits[stage].time_s
-    compute_s = runs * (cost.forward_s + cost.backward_s)
-    rest_s = score.time_s - compute_s - sum(exposed.values()) - cost.update_s
-    return Breakdown(compute_s=compute_s, exposed_s=exposed, bubble_s=max(0.0, rest_s), optimizer_s=cost.update_s)
+    joined = waits_of_actors(score.schedule, score.waits)
+    if use.actor.stage in joined:  # the wait for slower stages is part of the bubble
+        exposed["update_join"] = joined[use.actor.stage].time_s
+    compute_s = runs * sum(cost.forward_s + cost.backward_s for cost in costs)
+    optimizer_s = sum(cost.update_s for cost in costs)
+    rest_s = score.time_s - compute_s - sum(exposed.values()) - optimizer_s
+    return Breakdown(compute_s=compute_s, exposed_s=exposed, bubble_s=max(0.0, rest_s), optimizer_s=optimizer_s)
 
 
 def last_actor(score: Score) -> ActorUse:
@@ -56,5 +60,6 @@ def _sends_s(score: Score, use: ActorUse) -> float:
     """How much earlier the group's last action would end if all sends were free (P3)."""
     if len(score.layout.stages) == 1:
         return 0.0
-    free = simulate(score.schedule, score.times, waits=score.waits, keep_timeline=False)
+    joined = waits_of_actors(score.schedule, score.waits)
+    free = simulate(score.schedule, score.times, waits=joined, keep_timeline=False)
     return max(0.0, use.last_end_s - free.use(*use.actor).last_end_s)

@@ -1,7 +1,8 @@
 """What a simulation needs, from a plan file alone: schedule, times, sends, memory, and which network cards are shared.
 
-A plan has times per stage. Under a schedule with several virtual stages on a stage each takes an equal part, and where
-the schedule runs weight gradients by themselves, they take `WEIGHT_SHARE` of the backward: an assumption.
+A plan has times per stage, of virtual stages too where it was made for them. Under another schedule with several
+virtual stages on a stage each takes an equal part. Where a plan does not say what weight gradients take, a schedule
+that runs them by themselves gives them `WEIGHT_SHARE` of the backward: an assumption.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from costmodel.schedule.actions import Actor, Schedule
 from costmodel.schedule.schedules import by_name
 from costmodel.simulate import SendTimes, StageTimes
 from costmodel.simulation.changes import Problem
+from costmodel.simulation.ending import waits_of_actors
 from costmodel.simulation.memory import HeldBytes
 from planner.check.placement import groups_of
 from planner.check.timetable import schedule_of, waits_of
@@ -39,7 +41,13 @@ def problem_of(plan: Plan, schedule: str | None = None) -> Problem:
                 "microbatches",
                 "a plan's times say nothing about parts of a microbatch",
             )
-    return Problem(schedule=actions, times=_times(plan, actions), sends=_sends(plan, actions), waits=waits_of(plan))
+    waits = waits_of_actors(actions, waits_of(plan)) if _planned(plan, actions) else waits_of(plan)
+    return Problem(schedule=actions, times=_times(plan, actions), sends=_sends(plan, actions), waits=waits)
+
+
+def _planned(plan: Plan, schedule: Schedule) -> bool:
+    """Whether the plan has a record of each (virtual) stage of a schedule."""
+    return schedule.stages == len(plan.stages)
 
 
 def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
@@ -47,12 +55,14 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
     found = {}
     known = {(stage, group): record.memory for stage, group, record in groups_of(plan)}
     for row in schedule.actions:
-        memory = known[row.actor]
-        virtual = len({action.stage for action in row.actions}) or 1
+        virtual = sorted({action.stage for action in row.actions}) or [row.stage]
+        every = [known[stage, row.group] for stage in virtual] if _planned(plan, schedule) else [known[row.actor]]
+        shared = [memory.transient_bytes + memory.reserve_bytes for memory in every]  # one action at a time
+        always = sum(memory.total_bytes - memory.saved_bytes for memory in every)
         found[row.actor] = HeldBytes(
-            always_bytes=memory.total_bytes - memory.saved_bytes,
-            saved_bytes=memory.saved_per_microbatch_bytes // virtual,
-            limit_bytes=memory.limit_bytes or None,
+            always_bytes=always - (sum(shared) - max(shared)),
+            saved_bytes=sum(memory.saved_per_microbatch_bytes for memory in every) // len(virtual),
+            limit_bytes=every[0].limit_bytes or None,
         )
     return found
 
@@ -87,16 +97,15 @@ def _nodes(devices: Sequence[str]) -> list[str]:
 
 def _times(plan: Plan, schedule: Schedule) -> dict[Actor, StageTimes]:
     known = {(stage, group): record.time for stage, group, record in groups_of(plan)}
-    split = schedule.splits_backward
+    split, planned = schedule.splits_backward, _planned(plan, schedule)
     times = {}
     for row in schedule.actions:
         if row.actor not in known:
             raise InputError("MP615", f"the schedule names {row.actor}, which the plan does not have")
-        time = known[row.actor]
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
-        parts = len(virtual)
-        weight_s = WEIGHT_SHARE * time.backward_s if split else 0.0
         for stage in virtual:
+            time, parts = (known[stage, row.group], 1) if planned else (known[row.actor], len(virtual))
+            weight_s = (time.weight_s or WEIGHT_SHARE * time.backward_s) if split else 0.0
             times[Actor(stage, row.group)] = StageTimes(
                 forward_s=time.forward_s / parts,
                 backward_s=(time.backward_s - weight_s) / parts,
@@ -128,7 +137,10 @@ def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTime
                 if source == target:
                     continue
                 send = slowest
-                if abs(source.stage - target.stage) <= 1:
+                if _planned(plan, schedule):
+                    links = found.get(stage, {})
+                    send = links.get((source.group, target.group), links.get(_ANY, _FREE))
+                elif abs(source.stage - target.stage) <= 1:
                     lower, upper = sorted((source, target))
                     links = found.get(lower.stage, {})
                     send = links.get((lower.group, upper.group), links.get(_ANY, _FREE))

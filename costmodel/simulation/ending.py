@@ -4,6 +4,7 @@ optimizer joins values of several stages, updates wait for them; then parameters
 
 from collections.abc import Mapping
 
+from costmodel.schedule.actions import Schedule
 from costmodel.simulation.costs import Costs, check_times
 from costmodel.simulation.program import Program
 from costmodel.simulation.records import Ending, UpdateWait
@@ -62,3 +63,16 @@ def endings_of(
             )
         )
     return tuple(endings)
+
+
+def waits_of_actors(schedule: Schedule, waits: Mapping[int, UpdateWait]) -> dict[int, UpdateWait]:
+    """Waits of (virtual) stages as those of the stages of actors that run them, by which a simulation takes them."""
+    home = {action.stage: row.stage for row in schedule.actions for action in row.actions}
+    found: dict[int, UpdateWait] = {}
+    for stage, wait in waits.items():
+        stages, other = frozenset(home.get(s, s) for s in wait.stages), found.get(home.get(stage, stage))
+        found[home.get(stage, stage)] = UpdateWait(
+            stages=stages | (other.stages if other else frozenset()),
+            time_s=max(wait.time_s, other.time_s if other else 0.0),
+        )
+    return found

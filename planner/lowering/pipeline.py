@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from costmodel.schedule.actions import Schedule
+from costmodel.schedule.actions import Action, Schedule
 from costmodel.schedule.validate import dependency_order
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Value
@@ -28,7 +28,7 @@ from planner.lowering.state import TrainState, apart, require_alive
 from planner.lowering.update import Updater
 from planner.lowering.verify import Verification, check_shardings, verify_pipeline
 
-Actor = tuple[int, int]  # stage, group
+Actor = tuple[int, int]  # (virtual) stage, group
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,8 @@ class PipelineTrainer:
         microbatch. The state is consumed."""
         require_alive(state)
         run = PipelineStep(self, state, self.feed.leaves(batch, rng))
-        for actor, action in self._order:
-            if action.kind == "F":
-                run.forward(actor, action.microbatch)
-            else:
-                run.backward(actor, action.microbatch)
+        for actor, action in self.order:
+            run.run(actor, action)
         new, metrics = run.finish()
         if self.check and "shardings" not in self._done:
             self.check_shardings(new)
@@ -191,12 +188,17 @@ class PipelineTrainer:
         return report
 
     @cached_property
-    def _order(self) -> list[Any]:
-        """Every action in an order that respects what it waits for."""
+    def order(self) -> list[tuple[Actor, Action]]:
+        """Every action, with the stage group that runs it, in an order that respects what it waits for."""
         rows = self.schedule.actions
         return [
-            ((rows[i].stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order
+            ((action.stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order
         ]
+
+    @cached_property
+    def actor_of(self) -> dict[Actor, Actor]:
+        """(Virtual stage, group) -> (stage, group) of the action list that runs it."""
+        return {(a.stage, row.group): (row.stage, row.group) for row in self.schedule.actions for a in row.actions}
 
     def run_piece(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Runs a piece of the optimizer where it lives; results by value name. What it reads for the last time and can

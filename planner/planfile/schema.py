@@ -106,6 +106,9 @@ class TimePlan(Document, frozen=True):
 
     `exchange_s`, once a step and not part of `once_s`: gradients meet with those of the stage's other groups, and of
     parameters tied to other stages.
+
+    Attributes:
+        weight_s: the part of `backward_s` that only weight gradients need: W, where the schedule splits backwards.
     """
 
     forward_s: float
@@ -117,6 +120,7 @@ class TimePlan(Document, frozen=True):
     optimizer_s: float
     collectives: dict[str, int]  # "forward all_gather data" -> count a microbatch
     exchange_s: float = 0.0
+    weight_s: float = 0.0
 
 
 class GroupPlan(Document, frozen=True):
@@ -134,7 +138,11 @@ class GroupPlan(Document, frozen=True):
 
 
 class StagePlan(Document, frozen=True):
-    """A contiguous range of blocks. `blocks` lists runs of names: ``embedding``, ``layers[0:12]``, ``head``."""
+    """A contiguous range of blocks. `blocks` lists runs of names: ``embedding``, ``layers[0:12]``, ``head``.
+
+    Under a schedule with virtual stages there is an entry for each of these. Those that one actor runs, as its action
+    list says, name the same devices, which hold the parameters and activations of all of them.
+    """
 
     blocks: tuple[str, ...]
     block_count: int
@@ -188,7 +196,8 @@ class UpdateJoin(Document, frozen=True):
 
 
 class ActorPlan(Document, frozen=True):
-    """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``."""
+    """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``; of several groups (virtual stages) where the
+    actions name other stages: `stage` then counts actors."""
 
     stage: int
     group: int

@@ -51,7 +51,7 @@ def _items(group: GroupScore) -> str:
         "a microbatch's gradient": cost.arising_bytes,
         "optimizer state": cost.optimizer_bytes,
         "batch and carried state": cost.inputs_bytes,
-        f"activations of {group.in_flight} microbatches": group.in_flight * cost.saved_bytes,
+        f"activations of {group.in_flight} microbatches": group.saved_bytes,
         "transients": cost.transient_bytes,
         "buffers": group.buffers_bytes,
         "update": group.update_bytes,

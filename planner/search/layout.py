@@ -88,6 +88,7 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int, mic
         total.backward_s += cost.backward_s
         total.forward_cast_s += cost.forward_cast_s
         total.backward_cast_s += cost.backward_cast_s
+        total.weight_s += cost.weight_s
         total.once_s += cost.once_s
         total.update_s += cost.update_s
         total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
@@ -105,19 +106,20 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int, mic
     return total
 
 
-def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> float:
+def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int, *, without_remat: bool = False) -> float:
     """Bytes that a device of the stage keeps for one microbatch in flight.
 
     What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep in
     one spec is one array.
     """
+    kept = decision.kept_without_remat if without_remat else decision.kept
     total, shared = 0.0, {}
     before = ""
     for block in graph.blocks[start:stop]:
         key, cls = block.class_key, graph.classes[block.class_key]
         layered, once = is_layered(graph, key), decision.space.once[key]
         crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
-        for (name, spec), size in decision.kept[key].items():
+        for (name, spec), size in kept[key].items():
             if name in once and layered and key == before:
                 continue
             if not layered and name in crossing:
@@ -146,6 +148,7 @@ def _charge_leaves(graph: ModelGraph, decision: Decision, start: int, stop: int,
                 total.once_s += rest_s
             else:
                 total.backward_cast_s += rest_s
+                total.weight_s += rest_s
 
 
 def _charge_state(graph: ModelGraph, decision: Decision, start: int, stop: int, total: BlockCost) -> None:

@@ -14,7 +14,7 @@ from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
 from planner.space.accumulation import accumulate_s
 from planner.space.backward import is_layered, own_name, runs_again, takes_again
-from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group
+from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group, weight_seconds
 from planner.space.inputs import input_bytes
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, Place, PortNode
@@ -39,6 +39,7 @@ class BlockCost:
     Attributes:
         forward_s, backward_s: of computation; the accumulation of gradients is part of the latter.
         forward_cast_s, backward_cast_s: of casts, parameters' gathers included.
+        weight_s: the part of `backward_s` and `backward_cast_s` together that only weight gradients need.
         once_s: gradient reduction and gather of the update, once a step.
         update_s: optimizer update, once a step.
         collectives: phase, kind and axis -> count per microbatch.
@@ -51,6 +52,7 @@ class BlockCost:
     backward_s: float = 0.0
     forward_cast_s: float = 0.0
     backward_cast_s: float = 0.0
+    weight_s: float = 0.0
     once_s: float = 0.0
     update_s: float = 0.0
     parameter_bytes: float = 0.0
@@ -185,6 +187,7 @@ class Decision:
             forward, backward = group_cost(space, node, option)  # type: ignore[arg-type]
             cost.forward_s += forward
             cost.backward_s += backward + (forward if remat == "full" else 0.0)
+            cost.weight_s += weight_seconds(space, node, option)  # type: ignore[arg-type]
             transient = max(transient, group_live(space, node, option, whole))  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
                 again = (remat == "full" or op.scope >= 0) and runs_again(op, space.again[key, remat])
@@ -218,7 +221,7 @@ class Decision:
     def kept(self) -> dict[str, dict[tuple[str, Spec], float]]:
         """Block class -> tensor and spec -> bytes that a block keeps on one device for its backward pass."""
         if self.setting.remat == "none":
-            return {key: self._kept_inside(key) for key in self.space.graph.classes}
+            return self.kept_without_remat
         found: dict[str, dict[tuple[str, Spec], float]] = {}
         for key, cls in self.space.graph.classes.items():
             again = {name for _, name in self.space.again[key, "full"]}
@@ -228,6 +231,12 @@ class Decision:
                 if cls.tensors[name].role != "param" and name in again
             }
         return found
+
+    @cached_property
+    def kept_without_remat(self) -> dict[str, dict[tuple[str, Spec], float]]:
+        """The same if nothing was recomputed. Where a schedule splits backwards a block holds about this between
+        its B, which recomputes, and its W, which reads what B recomputed and made."""
+        return {key: self._kept_inside(key) for key in self.space.graph.classes}
 
     def _kept_inside(self, key: str) -> dict[tuple[str, Spec], float]:
         found: dict[tuple[str, Spec], float] = {}
@@ -315,7 +324,10 @@ class Decision:
                     cost.once_s += seconds
                 else:
                     cost.backward_cast_s += seconds
-        cost.backward_s += node.shares[key] * accumulate_s(space, node, storage)
+                    cost.weight_s += seconds
+        accumulation_s = node.shares[key] * accumulate_s(space, node, storage)
+        cost.backward_s += accumulation_s
+        cost.weight_s += accumulation_s
         value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
         if owner or not node.whole:  # one stage has all readers of a stack that some read whole
             cost.parameter_bytes += node.shares[key] * value
@@ -338,6 +350,7 @@ class Decision:
             cost.forward_cast_s += forward / (space.counts[key] if once else 1)
             cost.run_cast_s += forward if once else 0.0
             cost.backward_cast_s += backward + (forward if again else 0.0)
+            cost.weight_s += backward
             for step in cast(tensor.shape, tensor.itemsize, source, need, space.mesh) or ():
                 if step.forward:
                     forward_counts["forward", step.forward, step.axis] += 1

@@ -25,6 +25,25 @@ def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> t
     return forward, backward
 
 
+def weight_seconds(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:
+    """Seconds of a group's backward ops on one device that only weight gradients need, an action W of their own where a
+    schedule splits backwards.
+
+    An op that has a cotangent to make for a parameter (or for what is made of parameters alone) and one for an
+    activation spends half on each, as a matrix product does; one with parameters alone spends all on them.
+    """
+    tensors = space.graph.classes[node.class_key].tensors
+    derived = space.derived[node.class_key]
+    total = 0.0
+    for op, strategy in zip(node.group.ops, option.ops, strict=True):
+        moving = [n for n in op.inputs if n and tensors[n].needs_grad]
+        weights = [n for n in moving if tensors[n].role == "param" or n in derived]
+        if weights:
+            share = 1.0 if len(weights) == len(moving) else 0.5
+            total += share * space.op_cost(node.class_key, op, strategy).backward_s
+    return total
+
+
 def sharers_of(space: "ModelSpace", key: str) -> Counter[str]:
     """Tensor -> number of groups of a class that keep it for the backward pass."""
     kept = space.kept[key]
