@@ -29,8 +29,10 @@ ROUNDING = 1e-9
 
 def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
     """B1 in seconds: all FLOPs on every device at the highest rate that it reaches for any dtype or op of the model."""
-    dtypes = sorted({t.dtype for cls in graph.classes.values() for t in cls.tensors.values() if "float" in t.dtype})
     ops = [op for cls in graph.classes.values() for op in cls.ops if op.flops]
+    seen = {t.dtype for cls in graph.classes.values() for t in cls.tensors.values() if "float" in t.dtype}
+    inside = {dtype for op in ops for own in (op.inside, op.inside_backward) if own for dtype, _ in own.matmul_flops}
+    dtypes = sorted(seen | inside)
     rate = 0.0
     for device in request.cluster.devices:
         facts = request.facts[device.kind.name]
