@@ -17,6 +17,7 @@ from costmodel.errors import PlanError
 COMMANDS = {
     "plan": ("cli.plan", "Search the best plan of a model for a cluster."),
     "explain": ("cli.explain", "Show what a plan does, what it costs and how good it is proven to be."),
+    "simulate": ("cli.simulate", "Simulate a plan's step: timeline, memory, what if something is slow or fails."),
     "validate": ("cli.validate", "Check plans against clusters, without devices."),
     "run": ("cli.run", "Run steps of a plan on the attached devices."),
     "profile": ("cli.profile", "Measure the attached devices."),

@@ -26,7 +26,8 @@ json_option: Decorator = click.option(
 )
 
 
-def _check_place(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def check_place(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The place of a file to write, which must be one that can be written."""
     if value is not None and not ctx.resilient_parsing:
         from planner.plan_files import require_writable
 
@@ -37,7 +38,7 @@ def _check_place(ctx: click.Context, param: click.Parameter, value: str | None) 
 def output_option(what: str, help_text: str | None = None) -> Decorator:
     """``-o FILE``: where `what` is written, whole or not at all. That it can be is checked before anything is done."""
     text = help_text or f"Write {what} to FILE instead of stdout."
-    return click.option("-o", "--out", "output", metavar="FILE", callback=_check_place, help=text)
+    return click.option("-o", "--out", "output", metavar="FILE", callback=check_place, help=text)
 
 
 def model_option(help_text: str, *, required: bool = False) -> Decorator:

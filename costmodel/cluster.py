@@ -60,6 +60,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Bandwidth that large messages see."""
         return self.bandwidth_bytes_per_s * _efficiency(self.efficiency, self.provenance, INTER_EFFICIENCY)
 
+    @property
+    def achieved_provenance(self) -> Provenance:
+        """How far `achieved_bytes_per_s` can be trusted."""
+        return _achieved_provenance(self.efficiency, self.provenance)
+
 
 class LinkTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One level of the fabric inside a node: it joins each block of `span` consecutive devices.
@@ -83,11 +88,20 @@ class LinkTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Bandwidth that large messages see."""
         return self.bandwidth_bytes_per_s * _efficiency(self.efficiency, self.provenance, TIER_EFFICIENCY)
 
+    @property
+    def achieved_provenance(self) -> Provenance:
+        """How far `achieved_bytes_per_s` can be trusted."""
+        return _achieved_provenance(self.efficiency, self.provenance)
+
 
 def _efficiency(stated: float | None, provenance: Provenance, assumed: float) -> float:
     if stated is not None:
         return stated
     return 1.0 if provenance in _TIMED else assumed
+
+
+def _achieved_provenance(stated: float | None, provenance: Provenance) -> Provenance:
+    return provenance if stated is not None or provenance in _TIMED else "assumed"
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
 """The single entry point of prices: what an op under a strategy and a cast cost on a mesh of one device kind.
 
 Everything that is scored (plans, baselines, a user's strategy) is scored here. An op's time comes from the profile
-where it has the op's shape, else from the roofline of its local shard. Neighbours that fuse share their memory traffic:
-an op that fuses is charged for reading what no fused neighbour made, and for writing what leaves the fusion.
+where it has the op's shape, else from the roofline of its local shard (`op_roofline.py`) with the bytes that it moves
+there (`traffic.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,11 @@ from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Op, Tensor
+from costmodel.op_roofline import backward_s, forward_s, op_dtype, provenance
 from costmodel.provenance import Provenance
 from costmodel.resharding import CastTable
-from costmodel.sharding import (
-    Spec,
-    Strategy,
-    internal_reductions,
-    local_fraction,
-    operand_spec,
-    result_spec,
-    split_factor,
-)
+from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction
+from costmodel.traffic import Traffic, has_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +64,12 @@ class Pricing:
     collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
     slowdown: float = 1.0
     casts: CastTable = field(init=False)
+    _provenances: dict[tuple[str, str, tuple[str, ...]], Provenance] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.casts = CastTable(self.mesh, self.links, self.collective_lines)
 
-    def op(self, op: Op, strategy: Strategy, tensors: Mapping[str, Tensor], traffic: "Traffic") -> OpCost:
+    def op(self, op: Op, strategy: Strategy, tensors: Mapping[str, Tensor], traffic: Traffic) -> OpCost:
         """Seconds of an op under a strategy; collectives inside the op included, casts of its operands not."""
         share = local_fraction(op, strategy, self.mesh)
         reduce_s = sum(
@@ -83,29 +78,28 @@ class Pricing:
         )
         measured = self.op_times.get(op.key)
         if measured is not None:
-            forward_s, backward_s = self._measured_s(measured, op, strategy, share, tensors, traffic)
-            return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown, measured.provenance)
+            ahead_s, back_s = self._measured_s(measured, op, strategy, share, tensors, traffic)
+            return OpCost(ahead_s * self.slowdown + reduce_s, back_s * self.slowdown, measured.provenance)
         if op.work == "view":
             return OpCost(reduce_s, 0.0)
-        reads, writes = traffic.of(op, strategy, self.mesh)
-        is_matmul = op.work in ("matmul", "conv")
-        dtype = tensors[op.inputs[0]].dtype if is_matmul and op.inputs[0] else tensors[op.outputs[0]].dtype
+        dtype = op_dtype(op, tensors)
         launch_s = self.kind.launch_s if not op.fuses else 0.0
-        forward_s = op_time_s(
-            op.flops * share, reads + writes, dtype, self.kind, is_matmul=is_matmul, launch_s=launch_s
-        )
-        backward_s = 0.0
-        if op.backward_flops:
-            times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
-            backward_s = op_time_s(
-                op.backward_flops * share,
-                times * (reads + writes),
-                dtype,
-                self.kind,
-                is_matmul=is_matmul,
-                launch_s=launch_s,
-            )
-        return OpCost(forward_s * self.slowdown + reduce_s, backward_s * self.slowdown)
+        ahead_s = forward_s(op, dtype, self.kind, share, sum(traffic.of(op, strategy, self.mesh)), launch_s)
+        back_s = 0.0
+        if has_backward(op, tensors):
+            moved = traffic.backward(op, strategy, self.mesh)
+            if any(touch.by_index for touch in op.touches):
+                launch_s = self.kind.launch_s
+            back_s = backward_s(op, dtype, self.kind, share, moved, launch_s)
+        return OpCost(ahead_s * self.slowdown + reduce_s, back_s * self.slowdown, self._provenance(op, dtype))
+
+    def _provenance(self, op: Op, dtype: str) -> Provenance:
+        """How far the roofline of an op can be trusted; few kinds of work differ in it."""
+        products = tuple(name for name, _ in op.inside.matmul_flops) if op.inside is not None else ()
+        known = dtype, op.work, products
+        if known not in self._provenances:
+            self._provenances[known] = provenance(op, dtype, self.kind)
+        return self._provenances[known]
 
     def _measured_s(
         self,
@@ -114,17 +108,17 @@ class Pricing:
         strategy: Strategy,
         share: float,
         tensors: Mapping[str, Tensor],
-        traffic: "Traffic",
+        traffic: Traffic,
     ) -> tuple[float, float]:
         """One device's seconds of a measured op: its share, but no less than the launch.
 
         It was measured alone. Where it fuses, what the roofline says that fusing saves of its traffic is taken off.
         """
-        forward_s = measured.forward_s * share
-        backward_s = measured.backward_s * share if any(tensors[name].needs_grad for name in op.inputs if name) else 0.0
+        ahead_s = measured.forward_s * share
+        back_s = measured.backward_s * share if any(tensors[name].needs_grad for name in op.inputs if name) else 0.0
         if not op.fuses:
             floor_s = self.kind.launch_s
-            return max(forward_s, floor_s), max(backward_s, floor_s) if backward_s else 0.0
+            return max(ahead_s, floor_s), max(back_s, floor_s) if back_s else 0.0
 
         def moved_s(memory_bytes: float, launch_s: float) -> float:
             return op_time_s(0.0, memory_bytes, "float32", self.kind, is_matmul=False, launch_s=launch_s)
@@ -132,9 +126,7 @@ class Pricing:
         fused_s = moved_s(sum(traffic.of(op, strategy, self.mesh)), 0.0)
         saved_s = max(0.0, moved_s(traffic.alone(op, strategy, self.mesh), self.kind.launch_s) - fused_s)
         times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
-        return max(forward_s - saved_s, fused_s), max(
-            backward_s - times * saved_s, times * fused_s
-        ) if backward_s else 0.0
+        return max(ahead_s - saved_s, fused_s), max(back_s - times * saved_s, times * fused_s) if back_s else 0.0
 
     def cast_matrix(
         self, tensor: Tensor, sources: Sequence[Spec], targets: Sequence[Spec]
@@ -152,52 +144,10 @@ class Pricing:
         fixed, slope = self.casts.line(kind, axis)
         return fixed + slope * size_bytes
 
+    def accumulate_s(self, touched_bytes: float) -> float:
+        """Seconds of reading and writing so many bytes of gradients on one device, in kernels that run anyway."""
+        return op_time_s(0.0, touched_bytes, "float32", self.kind, is_matmul=False, launch_s=0.0) * self.slowdown
+
     def update_s(self, touched_bytes: float) -> float:
         """Seconds of an optimizer update that reads and writes so many bytes on one device."""
         return op_time_s(0.0, touched_bytes, "float32", self.kind, is_matmul=False) * self.slowdown
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Which tensors of a block go through memory: those that some unfused op reads or writes, and the block's outputs.
-
-    Attributes:
-        stored: names of tensors that are written to memory.
-    """
-
-    tensors: Mapping[str, Tensor]
-    stored: frozenset[str]
-
-    @staticmethod
-    def of_block(ops: tuple[Op, ...], tensors: Mapping[str, Tensor], outputs: frozenset[str]) -> "Traffic":
-        stored = set(outputs)
-        for op in ops:
-            if not op.fuses and op.work != "view":
-                stored.update(name for name in (*op.inputs, *op.outputs) if name)
-            else:
-                stored.update(name for name in op.inputs if name and tensors[name].role != "activation")
-        uses: dict[str, int] = {}
-        for op in ops:
-            for name in set(op.inputs):
-                uses[name] = uses.get(name, 0) + 1
-        stored.update(name for name, count in uses.items() if count > 1 and name in tensors)
-        return Traffic(tensors, frozenset(stored))
-
-    def of(self, op: Op, strategy: Strategy, mesh: tuple[int, ...]) -> tuple[float, float]:
-        """Bytes that one device reads and writes for an op."""
-        reads = sum(
-            self.tensors[name].bytes / split_factor(operand_spec(op, i, strategy), mesh)
-            for i, name in enumerate(op.inputs)
-            if name in self.stored
-        )
-        writes = sum(
-            self.tensors[name].bytes / split_factor(result_spec(op, i, strategy), mesh)
-            for i, name in enumerate(op.outputs)
-            if name in self.stored
-        )
-        return reads, writes
-
-    def alone(self, op: Op, strategy: Strategy, mesh: tuple[int, ...]) -> float:
-        """Bytes that one device would move for an op that fuses with nothing."""
-        everything = Traffic(self.tensors, frozenset((*op.inputs, *op.outputs)) - {""})
-        return sum(everything.of(op, strategy, mesh))

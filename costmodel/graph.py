@@ -60,6 +60,54 @@ class Factor:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A tensor of which an op reads or writes a part: the rows that a gather takes.
+
+    Attributes:
+        position: operand i as ``i``, result j as ``~j``. An op that touches a part of a result updates it in place.
+        like: the operand or result that is as large as the part.
+        by_index: data says which part, so its cotangent is scattered into zeros, by a kernel of its own.
+    """
+
+    position: int
+    like: int
+    by_index: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """What the programs inside a loop, branch or function do in one direction, all trips together, unsharded.
+
+    Attributes:
+        matmul_flops: of matrix products and convolutions, by dtype.
+        launches: kernels.
+        memory_bytes: read and written.
+    """
+
+    matmul_flops: tuple[tuple[str, float], ...] = ()
+    launches: float = 0.0
+    memory_bytes: float = 0.0
+
+    def __add__(self, other: "Inside") -> "Inside":
+        flops = dict(self.matmul_flops)
+        for dtype, count in other.matmul_flops:
+            flops[dtype] = flops.get(dtype, 0.0) + count
+        return Inside(
+            matmul_flops=tuple(sorted(flops.items())),
+            launches=self.launches + other.launches,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+        )
+
+    def times(self, trips: float) -> "Inside":
+        """The same, run so many times."""
+        return Inside(
+            matmul_flops=tuple((dtype, count * trips) for dtype, count in self.matmul_flops),
+            launches=self.launches * trips,
+            memory_bytes=self.memory_bytes * trips,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operation of a block.
@@ -82,6 +130,10 @@ class Op:
         known: False where no rule knew the primitive and it is planned as replicated.
         key: key into a profile's op table (kind, shape and dtype), filled by the frontend.
         scope: rematerialisation scope that the user wrote around it (the outermost), or -1.
+        touches: operands and results of which it reads or writes a part.
+        inside, inside_backward: of a loop, branch or function, what its programs do, forward and in the backward pass.
+        guessed_trips: lines of the loops in it whose trip count is data: they are costed as one trip.
+        guessed_saves: why JAX could not say what it keeps of the op, so that `saves` is what the rule states.
     """
 
     name: str
@@ -103,6 +155,18 @@ class Op:
     known: bool = True
     key: str = ""
     scope: int = -1
+    touches: tuple[Touch, ...] = ()
+    inside: Inside | None = None
+    inside_backward: Inside | None = None
+    guessed_trips: tuple[str, ...] = ()
+    guessed_saves: str = ""
+
+
+def matmul_flops(op: Op, dtype: str) -> dict[str, float]:
+    """Forward FLOPs of matrix products by dtype; `dtype` is that of the op's first operand."""
+    if op.work in ("matmul", "conv"):
+        return {dtype: op.flops}
+    return dict(op.inside.matmul_flops) if op.inside is not None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +219,8 @@ class Parameter:
 
     Attributes:
         gradient_itemsize: bytes of one element of its gradient.
-        optimizer_bytes_per_element: of optimizer state that is as large as the parameter.
+        optimizer_bytes_per_element: of optimizer state in the parameter's shape, which is split as the parameter's plan
+            says. optimizer_whole_bytes: of its state in any other shape (factored moments), whole on every device.
     """
 
     path: str
@@ -166,6 +231,7 @@ class Parameter:
     gradient_dtype: str
     gradient_itemsize: int
     optimizer_bytes_per_element: float
+    optimizer_whole_bytes: int = 0
 
     @property
     def elements(self) -> int:
@@ -202,6 +268,8 @@ class ModelGraph:
         results: names of new state and aux leaves, which every device must end up with whole.
         carried: state leaf -> the value that replaces it for the next microbatch.
         joins: what the optimizer's update joins.
+        optimizer_bytes: of optimizer state that belongs to no parameter (step counts, a state of all parameters in one
+            vector), whole on every device.
     """
 
     name: str
@@ -215,6 +283,7 @@ class ModelGraph:
     results: tuple[str, ...]
     carried: Mapping[str, str] = field(default_factory=dict)
     joins: UpdateJoins = field(default_factory=UpdateJoins)
+    optimizer_bytes: int = 0
 
     @property
     def forward_flops(self) -> float:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from costmodel.collective_lines import CollectiveLines
 from costmodel.collectives import AxisLink, CollectiveKind, collective_time_s
+from costmodel.provenance import Provenance
 from costmodel.sharding import PARTIAL, Spec, cast
 
 Floats = NDArray[np.float64]
@@ -154,3 +155,9 @@ class CastTable:
                 found = (max(0.0, low - slope * small), slope)
             self._lines[key] = found
         return self._lines[key]
+
+    def provenance(self, kind: CollectiveKind, axis: int) -> Provenance | None:
+        """Of the measured line that prices a collective on an axis; None where its link does."""
+        if self.links[axis].tree_latency_s is not None:
+            return None
+        return self.measured.provenance(kind, self.mesh[axis], math.prod(self.mesh[axis + 1 :]))

@@ -11,8 +11,9 @@ of the smaller side. Times follow from these by C6 of `costmodel.collectives`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodel.cluster import Cluster, Device, DeviceGroup, Link
+from costmodel.cluster import Cluster, Device, DeviceGroup, Link, LinkTier
 from costmodel.collectives import NO_LINK, AxisLink
+from costmodel.provenance import Provenance
 
 CopyLines = Mapping[int, tuple[float, float]]  # lanes -> (fixed seconds, seconds per byte of one lane)
 
@@ -48,10 +49,23 @@ class Transfers:
         rate = min(_node_rates(one, link, source), _node_rates(other, link, target))
         return AxisLink(size=_count(source, target), bandwidth_bytes_per_s=rate, latency_s=link.latency_s)
 
+    def provenance(self, source: Sequence[Device], target: Sequence[Device]) -> Provenance:
+        """How far `link` can be trusted between two sets of devices."""
+        one, other = self.cluster.group(source[0].group), self.cluster.group(target[0].group)
+        if len({(device.group, device.node) for device in (*source, *target)}) > 1:
+            return self.cluster.group_link(one.name, other.name).achieved_provenance
+        if self.copies.get(one.device.name):
+            return "fitted"
+        return self._tier(one, source, target).achieved_provenance
+
+    def _tier(self, group: DeviceGroup, source: Sequence[Device], target: Sequence[Device]) -> LinkTier:
+        """The narrowest tier that joins all of some devices of a node."""
+        indices = [device.index for device in (*source, *target)]
+        return next(tier for tier in group.intra if len({index // tier.span for index in indices}) == 1)
+
     def _inside(self, group: DeviceGroup, source: Sequence[Device], target: Sequence[Device]) -> AxisLink:
         """Inside a node the lanes take the narrowest tier that joins all devices, if nothing was measured."""
-        lanes, indices = min(len(source), len(target)), [device.index for device in (*source, *target)]
-        tier = next(tier for tier in group.intra if len({index // tier.span for index in indices}) == 1)
+        lanes, tier = min(len(source), len(target)), self._tier(group, source, target)
         rate, latency_s = lanes * tier.achieved_bytes_per_s, tier.latency_s
         measured = self.copies.get(group.device.name)
         if measured:

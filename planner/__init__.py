@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planner.plan_files import write_plan as save_plan
     from planner.planfile.schema import Plan
     from planner.report.explain import explain
+    from planner.search.schedule_synthesis import synthesize_schedule
+    from planner.simulation import simulate
     from planner.validation import validate
     from profiles.cluster_files import load_cluster
 
@@ -36,6 +38,8 @@ __all__ = [
     "plan",
     "reference",
     "save_plan",
+    "simulate",
+    "synthesize_schedule",
     "validate",
 ]
 
@@ -52,6 +56,8 @@ _HOMES = {
     "plan": ("planner.api", "plan"),
     "reference": ("planner.api", "reference"),
     "save_plan": ("planner.plan_files", "write_plan"),
+    "simulate": ("planner.simulation", "simulate"),
+    "synthesize_schedule": ("planner.search.schedule_synthesis", "synthesize_schedule"),
     "validate": ("planner.validation", "validate"),
 }
 

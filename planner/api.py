@@ -1,6 +1,6 @@
 """The Python API: `plan`, `compile_plan`, `reference` and what they need, on files or objects."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,10 @@ from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph, UpdateJoins
 from planner import arguments as given
-from planner.assemble import assemble_plan, main_dtype, model_record
+from planner.assemble import assemble_plan, model_record
 from planner.check.drift import drift
 from planner.completeness import missing_in_plan
+from planner.figure_sources import figure_sources
 from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
 from planner.frontend.microbatch import MicrobatchCheck, check_microbatches
@@ -21,12 +22,12 @@ from planner.lowering.compile import Trainer
 from planner.lowering.reference import Reference
 from planner.lowering.reference import reference as one_device
 from planner.models import load_model
+from planner.op_findings import op_findings
 from planner.planfile.schema import BaselinePlan, Finding, ModelRecord, Plan
 from planner.profile_facts import coverage_findings, facts_of_kinds, with_measured_size
 from planner.search.baselines import Baseline, baselines
-from planner.search.joint import Request, SearchResult, microbatch_sizes, search
+from planner.search.joint import Request, microbatch_sizes, search
 from planner.search.pinned import StagePin
-from planner.search.score import Score
 from profiles.schema import Profile
 from profiles.store import profile_id
 
@@ -115,7 +116,7 @@ def plan(
     result = search(request, say)
     if measured is not None:
         findings += coverage_findings(kinds, measured, result.score.layout.graph)
-    findings += _unknown_ops(result.score)
+    findings += op_findings(result.score)
     scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()
     label = name or f"{task.name} on {target.name}"
     return assemble_plan(
@@ -127,7 +128,7 @@ def plan(
         findings=tuple(findings),
         versions=_versions(),
         tokens_per_example=task.tokens_per_example,
-        provenance=_provenance(result, measured),
+        provenance=figure_sources(result.score),
         profile=None if measured is None else profile_id(measured),
     )
 
@@ -171,35 +172,6 @@ def _microbatch_findings(
     ]
 
 
-def _unknown_ops(score: Score) -> list[Finding]:
-    """Ops without a rule: whole on every device, with their share of the predicted time."""
-    found: dict[tuple[str, str], float] = {}
-    total = 0.0
-    for stage in score.layout.stages:
-        decision = stage.groups[0].decision
-        space = decision.space
-        for block in score.layout.graph.blocks[stage.start : stage.stop]:
-            key = block.class_key
-            total += decision.costs[key].forward_s + decision.costs[key].backward_s
-            for op in space.graph.classes[key].ops:
-                if not op.known:
-                    strategy = decision.op_strategies[key][op.name]
-                    cost = space.pricing.op(op, strategy, space.graph.classes[key].tensors, space.traffic[key])
-                    place = (op.primitive, op.source)
-                    found[place] = found.get(place, 0.0) + cost.forward_s + cost.backward_s
-    return [
-        Finding(
-            code="MP171",
-            severity="warning",
-            where=source,
-            message=f"{primitive} ({source or 'no source line'}) has no rule: it runs whole on every device; "
-            f"{spent / (total or 1.0):.2%} of the predicted compute time, by an assumed cost",
-            hint="register a rule for it (planner.frontend.rules.base.register) to have it split",
-        )
-        for (primitive, source), spent in sorted(found.items())
-    ]
-
-
 def _baselines(request: Request, say: Progress) -> list[Baseline]:
     found = []
     for baseline in baselines(
@@ -219,7 +191,7 @@ def _baseline_plan(baseline: Baseline) -> BaselinePlan:
         description=baseline.description,
         feasible=score is not None,
         step_time_s=score.time_s if score else None,
-        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()) if score else None,
+        peak_memory_bytes=max(math.ceil(size) for size in score.device_bytes.values()) if score else None,
         reason=baseline.reason,
     )
 
@@ -288,24 +260,6 @@ def _own_version() -> str:
         return version("meshplan")
     except PackageNotFoundError:
         return "0.1.0"
-
-
-def _provenance(result: SearchResult, profile: Profile | None) -> Mapping[str, str]:
-    """Where the figures come from: the weakest source of each."""
-    kinds = {g.decision.space.pricing.kind for s in result.score.layout.stages for g in s.groups}
-    dtype = main_dtype(result.score.layout.graph)
-    from costmodel.compute import roofline_provenance
-    from costmodel.provenance import weakest
-
-    compute = weakest(*(roofline_provenance(dtype, k, is_matmul=True) for k in kinds))
-    if profile is not None:
-        compute = "interpolated"
-    return {
-        "compute": compute,
-        "communication": "interpolated" if profile is not None else "datasheet",
-        "memory": "assumed",
-        "step_time": weakest(compute, "datasheet" if profile is None else "interpolated"),
-    }
 
 
 __all__ = [

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 from costmodel.cluster import Cluster
 from costmodel.compute import peak_flops_per_s
-from costmodel.graph import ModelGraph, Tensor
+from costmodel.graph import ModelGraph, Parameter, Tensor, matmul_flops
+from costmodel.op_roofline import op_dtype
 from costmodel.schedule.actions import Actor, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
-from costmodel.simulate import ActorUse
+from planner.breakdown import breakdown
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
 from planner.planfile.schema import (
@@ -31,6 +32,7 @@ from planner.planfile.schema import (
     TiedParameter,
     TimePlan,
     Transfer,
+    TransferLink,
     UpdateJoin,
 )
 from planner.planfile.specs import dims_of, strategy_names, value_from_spec
@@ -43,15 +45,15 @@ def model_record(
 ) -> ModelRecord:
     """What a plan keeps of the model that it was made for.
 
-    The fingerprint covers every op with its shapes, numbers and nested programs (the canonical hashes of the blocks),
-    so it holds for the microbatch size of the graph alone.
+    The fingerprint covers every op with its shapes, numbers and nested programs (canonical hashes of the blocks): it
+    holds for the microbatch size of the graph alone.
     """
     facts = graph.params.values()
     shapes = {name: p.shape for name, p in graph.params.items()}
     names = [b.name for b in graph.blocks]
     payload = {
         "parameters": {
-            n: [list(p.shape), p.dtype, p.trained, p.optimizer_bytes_per_element] for n, p in graph.params.items()
+            n: [list(p.shape), p.dtype, p.trained, _optimizer_bytes_per_element(p)] for n, p in graph.params.items()
         },
         "blocks": [[b.name, b.class_key] for b in graph.blocks],
         "microbatch": graph.microbatch,
@@ -73,6 +75,10 @@ def model_record(
             for key in dict.fromkeys(b.class_key for b in graph.blocks)
         },
     )
+
+
+def _optimizer_bytes_per_element(p: Parameter) -> float:
+    return p.optimizer_bytes_per_element + p.optimizer_whole_bytes / max(1, p.elements)
 
 
 def assemble_plan(
@@ -158,7 +164,9 @@ def _group(layout: Layout, stage: StageChoice, group: GroupChoice, score: GroupS
             forward_communication_s=cost.forward_cast_s,
             backward_communication_s=cost.backward_cast_s,
             gradient_reduction_s=cost.once_s,
+            exchange_s=score.exchange_s,
             optimizer_s=cost.update_s,
+            weight_s=cost.weight_s,
             collectives={
                 f"{phase} {kind} {names[axis]}": round(count)
                 for (phase, kind, axis), count in sorted(cost.collectives.items())
@@ -227,10 +235,13 @@ def _memory(score: GroupScore) -> MemoryPlan:
     items = {
         "parameters_bytes": math.ceil(cost.parameter_bytes),
         "gradients_bytes": math.ceil(cost.gradient_bytes),
+        "arising_bytes": math.ceil(cost.arising_bytes),
         "optimizer_bytes": math.ceil(cost.optimizer_bytes),
-        "saved_bytes": math.ceil(score.in_flight * cost.saved_bytes),
+        "inputs_bytes": math.ceil(cost.inputs_bytes),
+        "saved_bytes": math.ceil(score.saved_bytes),
         "transient_bytes": math.ceil(cost.transient_bytes),
         "buffers_bytes": math.ceil(score.buffers_bytes),
+        "update_bytes": math.ceil(score.update_bytes),
         "reserve_bytes": score.reserve_bytes,
     }
     return MemoryPlan(
@@ -249,7 +260,25 @@ def _transfers(layout: Layout) -> tuple[Transfer, ...]:
         forward, backward = crossing_bytes(layout.graph, values)
         time_s = max(t.activation_s + t.latency_s for (a, _), t in sends.items() if a.stage == s)
         out.append(
-            Transfer(from_stage=s, to_stage=s + 1, values=values, bytes=forward, gradient_bytes=backward, time_s=time_s)
+            Transfer(
+                from_stage=s,
+                to_stage=s + 1,
+                values=values,
+                bytes=forward,
+                gradient_bytes=backward,
+                time_s=time_s,
+                links=tuple(
+                    TransferLink(
+                        from_group=one.group,
+                        to_group=other.group,
+                        activation_s=send.activation_s,
+                        gradient_s=send.gradient_s,
+                        latency_s=send.latency_s,
+                    )
+                    for (one, other), send in sends.items()
+                    if one.stage == s
+                ),
+            )
         )
     return tuple(out)
 
@@ -276,45 +305,26 @@ def _schedule(score: Score) -> SchedulePlan:
     )
 
 
-def last_actor(score: Score) -> ActorUse:
-    """The group that ends the step."""
-    return max(score.simulation.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
-
-
 def _prediction(score: Score, tokens_per_example: int | None, provenance: Mapping[str, str]) -> Prediction:
     layout = score.layout
-    use = last_actor(score)
-    group = layout.stages[use.actor.stage].groups[use.actor.group]
-    cost, runs = score.groups[use.actor].cost, len(group.microbatches)
-    step_s = score.time_s
-    computation = runs * (cost.forward_s + cost.backward_s)
-    exposed = {
-        "casts": runs * (cost.forward_cast_s + cost.backward_cast_s),
-        "gradient_reduction": cost.once_s,
-    }
-    if use.actor.stage in score.waits:  # the wait for slower stages is part of the bubble
-        exposed["update_join"] = score.waits[use.actor.stage].time_s
+    step_s, parts = score.time_s, breakdown(score)
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
-    peak = sum(_peak(layout, d.kind) for stage in layout.stages for g in stage.groups for d in g.devices)
-    price = sum(
-        layout.cluster.group(d.group).price_per_device_hour or 0.0
-        for stage in layout.stages
-        for g in stage.groups
-        for d in g.devices
-    )
+    devices = {d.id: d for stage in layout.stages for g in stage.groups for d in g.devices}.values()
+    peak = sum(_peak(layout, d.kind) for d in devices)
+    price = sum(layout.cluster.group(d.group).price_per_device_hour or 0.0 for d in devices)
     return Prediction(
         step_time_s=step_s,
-        compute_s=computation,
-        exposed_communication_s=exposed,
-        bubble_s=max(0.0, step_s - computation - sum(exposed.values()) - cost.update_s),
-        optimizer_s=cost.update_s,
+        compute_s=parts.compute_s,
+        exposed_communication_s=parts.exposed_s,
+        bubble_s=parts.bubble_s,
+        optimizer_s=parts.optimizer_s,
         examples_per_s=examples / step_s,
         tokens_per_s=examples * tokens_per_example / step_s if tokens_per_example else None,
         model_flops=flops,
         mfu=flops / (step_s * peak) if peak else None,
         price_per_step=price * step_s / 3600 if price else None,
-        peak_memory_bytes=max(math.ceil(g.total_bytes) for g in score.groups.values()),
+        peak_memory_bytes=max(math.ceil(size) for size in score.device_bytes.values()),
         provenance=dict(provenance),
     )
 
@@ -325,9 +335,8 @@ def main_dtype(graph: ModelGraph) -> str:
     for block in graph.blocks:
         cls = graph.classes[block.class_key]
         for op in cls.ops:
-            if op.work in ("matmul", "conv") and op.inputs[0]:
-                dtype = cls.tensors[op.inputs[0]].dtype
-                work[dtype] = work.get(dtype, 0.0) + op.flops
+            for dtype, flops in matmul_flops(op, op_dtype(op, cls.tensors)).items():
+                work[dtype] = work.get(dtype, 0.0) + flops
     return max(sorted(work), key=lambda d: work[d]) if work else "float32"
 
 

@@ -52,14 +52,21 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
     if profile.device_kind != kind.name and profile.jax_device_kind not in kind.jax_names:
         message = f"the profile is of {profile.device_kind!r}, the cluster's devices are {kind.name!r}"
         raise ProfileError("MP301", message, "give the profile of that kind, or measure one with `meshplan profile`")
-    lines = {(one.kind, one.size, one.stride): (one.fixed_s, one.s_per_byte) for one in profile.collective_lines}
+    # A line without a cost per byte comes of too few samples: of it, a collective of any size would cost the same.
+    lines = {
+        (one.kind, one.size, one.stride): (one.fixed_s, one.s_per_byte)
+        for one in profile.collective_lines
+        if one.s_per_byte > 0
+    }
     return AppliedProfile(
         kind=_limited_memory(rated_kind(kind, profile), profile),
         op_times=MappingProxyType(
             {key: MeasuredOp(op.forward_s, op.backward_s, op.provenance) for key, op in profile.ops.items()}
         ),
         collectives=CollectiveLines(lines),
-        copies=MappingProxyType({one.lanes: (one.fixed_s, one.s_per_byte) for one in profile.copy_lines}),
+        copies=MappingProxyType(
+            {one.lanes: (one.fixed_s, one.s_per_byte) for one in profile.copy_lines if one.s_per_byte > 0}
+        ),
         profile_id=profile_id(profile),
         notes=_notes(kind, profile, devices),
     )
@@ -111,6 +118,13 @@ def _notes(kind: DeviceKind, profile: Profile, devices: int | None) -> tuple[str
         )
     if profile.gaps:
         notes.append(f"the profile of {kind.name} has {len(profile.gaps)} gaps; they are priced by its fitted rates")
+    flat = [f"{one.kind} of {one.size}" for one in profile.collective_lines if one.s_per_byte <= 0]
+    flat += [f"copies in {one.lanes} lanes" for one in profile.copy_lines if one.s_per_byte <= 0]
+    if flat:
+        notes.append(
+            f"the profile of {kind.name} found no cost per byte for {', '.join(flat)}: not used; a longer --budget "
+            "measures more sizes"
+        )
     if not profile.rates.matmul_flops_per_s:
         notes.append(f"the profile of {kind.name} has no matmul rate: the kind's own peak is used")
     return tuple(notes)

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
 
-from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import BlockClass, ModelGraph, Op
+from costmodel.op_roofline import forward_s, op_dtype
+from costmodel.traffic import Traffic
 from profiles.schema import Profile
 
 
@@ -74,8 +75,5 @@ def op_coverage(
 
 def _alone_s(op: Op, cls: BlockClass, kind: DeviceKind) -> float:
     """Seconds of an op that shares no traffic with its neighbours."""
-    names = [name for name in (*op.inputs, *op.outputs) if name]
-    is_matmul = op.work in ("matmul", "conv")
-    first = op.inputs[0] if op.inputs and op.inputs[0] else op.outputs[0]
-    traffic = float(sum(cls.tensors[name].bytes for name in names))
-    return op_time_s(op.flops, traffic, cls.tensors[first].dtype, kind, is_matmul=is_matmul)
+    moved = Traffic(cls.tensors, frozenset()).alone(op, (), ())
+    return forward_s(op, op_dtype(op, cls.tensors), kind, 1.0, moved, kind.launch_s)

@@ -1,8 +1,10 @@
 """Small, consistent plans and clusters made by hand, for tests of files, checks, reports and commands."""
 
+import msgspec
+
 from costmodel.cluster import Cluster, parse_cluster
 from costmodel.schedule.actions import format_actions
-from costmodel.schedule.generate import gpipe, one_f_one_b
+from costmodel.schedule.generate import gpipe, one_f_one_b, spread_shares
 from costmodel.schedule.validate import in_flight
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
@@ -156,6 +158,26 @@ def tiny_plan(
     )  # fmt: skip
 
 
+def plan_with_groups(**options) -> Plan:
+    """`tiny_plan` whose last stage has two groups: the second has devices of its own and takes twice as long."""
+    plan = tiny_plan(**options)
+    last = plan.stages[-1]
+    first = last.groups[0]
+    shares = spread_shares((2 * plan.microbatches // 3, plan.microbatches - 2 * plan.microbatches // 3))
+    time = msgspec.structs.replace(first.time, forward_s=2 * first.time.forward_s, backward_s=2 * first.time.backward_s)
+    groups = (
+        msgspec.structs.replace(first, name="near", microbatches=shares[0]),
+        msgspec.structs.replace(
+            first, name="far", microbatches=shares[1], time=time, devices=tuple(f"small/1/{i}" for i in range(4))
+        ),
+    )
+    stages = (*plan.stages[:-1], msgspec.structs.replace(last, groups=groups))
+    rows = one_f_one_b(len(stages), plan.microbatches, [tuple(g.microbatches for g in s.groups) for s in stages])
+    actors = tuple(ActorPlan(stage=r.stage, group=r.group, actions=format_actions(r.actions)) for r in rows.actions)
+    schedule = msgspec.structs.replace(plan.schedule, name="1f1b", actors=actors)
+    return msgspec.structs.replace(plan, stages=stages, schedule=schedule)
+
+
 def _stage(
     names: tuple[str, ...], index: int, mesh: tuple[int, int], zero: int, microbatches: int, in_flight: int, tied: bool
 ) -> StagePlan:
@@ -177,7 +199,8 @@ def _stage(
                 strategies=tuple(_strategy(kind) for kind in dict.fromkeys(name.split("[")[0] for name in names)),
                 parameters=_parameters(names, layers, zero, tied),
                 memory=MemoryPlan(
-                    parameters_bytes=memory[0], gradients_bytes=memory[1], optimizer_bytes=memory[2],
+                    parameters_bytes=memory[0], gradients_bytes=memory[1], arising_bytes=0, optimizer_bytes=memory[2],
+                    inputs_bytes=0, update_bytes=0,
                     saved_bytes=memory[3], transient_bytes=memory[4], buffers_bytes=memory[5], reserve_bytes=memory[6],
                     total_bytes=sum(memory), limit_bytes=(80 if group == "large" else 32) * GIB, in_flight=in_flight,
                     saved_per_microbatch_bytes=GIB // 2,

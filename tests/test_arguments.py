@@ -180,6 +180,7 @@ def test_swapped_and_missing_arguments(plan, tmp_path):
         (lambda: planner.load_task(None), "spec is None"),
         (lambda: planner.load_task(3), "spec is an int, 3"),
         (lambda: planner.explain(3), "plan is an int, 3"),
+        (lambda: planner.simulate(3), "plan is an int, 3"),
         (lambda: planner.validate(None, CLUSTER), "plan is None"),
         (lambda: planner.validate(plan, None), "cluster is None"),
         (lambda: planner.validate(plan, CLUSTER, task), "task is a function"),

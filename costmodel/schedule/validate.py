@@ -7,7 +7,7 @@ What an action needs, for stage s of p (virtual stages) and microbatch k:
 and after the action before it on the same actor. Sends never block: a schedule runs iff these have no cycle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodel.schedule.actions import Action, ActionKind, Actor, Schedule, require_positive
@@ -84,6 +84,58 @@ def in_flight(schedule: Schedule) -> dict[Actor, int]:
                 held -= 1
         peaks[row.actor] = peak
     return peaks
+
+
+def held_at_peak(schedule: Schedule, saved_bytes: Mapping[Actor, float]) -> dict[Actor, int]:
+    """Microbatches that each stage group holds when its actor holds the most bytes; without virtual stages these are
+    `in_flight`.
+
+    Args:
+        saved_bytes: what one microbatch's activations take, by (virtual stage, group of the actor).
+    """
+    last: ActionKind = "W" if schedule.splits_backward else "B"
+    found: dict[Actor, int] = {}
+    for row in schedule.actions:
+        held = {action.stage: 0 for action in row.actions}
+        most, at_most = (0.0, 0), dict(held)
+        size, count = 0.0, 0
+        for action in row.actions:
+            step = 1 if action.kind == "F" else -1 if action.kind == last else 0
+            held[action.stage] += step
+            count += step
+            size += step * saved_bytes[Actor(action.stage, row.group)]
+            if step > 0 and (size, count) > most:
+                most, at_most = (size, count), dict(held)
+        found.update((Actor(stage, row.group), count) for stage, count in at_most.items())
+    return found
+
+
+def held_bytes(
+    schedule: Schedule, until_backward: Mapping[Actor, float], until_weights: Mapping[Actor, float]
+) -> dict[Actor, float]:
+    """Bytes of activations that each stage group holds when its actor holds the most.
+
+    Args:
+        until_backward: what one microbatch holds from its F to its B, by (virtual stage, group of the actor).
+        until_weights: what it holds from its B to its W, where the schedule splits backwards.
+    """
+    found: dict[Actor, float] = {}
+    for row in schedule.actions:
+        held = {Actor(action.stage, row.group): 0.0 for action in row.actions}
+        most, at_most = 0.0, dict(held)
+        for action in row.actions:
+            place = Actor(action.stage, row.group)
+            if action.kind == "F":
+                held[place] += until_backward[place]
+            elif action.kind == "B":
+                held[place] -= until_backward[place]
+                held[place] += until_weights[place] if schedule.splits_backward else 0.0
+            else:
+                held[place] -= until_weights[place]
+            if (total := sum(held.values())) > most:
+                most, at_most = total, dict(held)
+        found.update(at_most)
+    return found
 
 
 def dependency_order(schedule: Schedule, stages: int) -> DependencyOrder:

@@ -4,29 +4,60 @@ import math
 from collections.abc import Iterator
 
 from costmodel.cluster import Cluster
+from costmodel.schedule.actions import Actor
 from costmodel.units import format_bytes, format_seconds
 from planner.check.finding import finding, group_label, group_path, some
 from planner.check.placement import groups_of
+from planner.check.timetable import actors_of
 from planner.planfile.schema import Finding, MemoryPlan, Plan
 
-MEMORY_ITEMS = ("parameters", "gradients", "optimizer", "saved", "transient", "buffers", "reserve")
+MEMORY_ITEMS = (
+    "parameters",
+    "gradients",
+    "arising",
+    "optimizer",
+    "inputs",
+    "saved",
+    "transient",
+    "buffers",
+    "update",
+    "reserve",
+)
 ROUNDING = 1e-6
 
 
 def memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """MP620, with the largest items; the limit is the plan's or, if smaller, that of the cluster's device."""
+    needs = device_bytes(plan)
     for stage, group, record in groups_of(plan):
-        memory, limit, source = record.memory, record.memory.limit_bytes, "the plan's limit"
+        if (stage, group) not in needs:
+            continue
+        total, memory = needs[Actor(stage, group)], record.memory
+        limit, source = memory.limit_bytes, "the plan's limit"
         for device in (cluster.device_by_id[name] for name in record.devices if name in cluster.device_by_id):
             if device.kind.memory_bytes < limit:
                 limit, source = device.kind.memory_bytes, f"the memory of {device.kind.name}"
-        if memory.total_bytes <= limit:
+        if total <= limit:
             continue
-        over = format_bytes(memory.total_bytes - limit)
-        message = f"{group_label(plan, stage, group)} needs {format_bytes(memory.total_bytes)} a device, {source} is "
+        over = format_bytes(total - limit)
+        message = f"{group_label(plan, stage, group)} needs {format_bytes(total)} a device, {source} is "
         message += f"{format_bytes(limit)}: {over} too much ({_largest(memory)})"
         hint = "plan again for this cluster: more stages or devices, a smaller microbatch, or remat"
         yield finding("MP620", group_path(stage, group, "memory.total_bytes"), message, hint)
+
+
+def device_bytes(plan: Plan) -> dict[Actor, int]:
+    """Bytes on each device of an actor, by its first (stage, group). Its virtual stages run one action at a time: they
+    share the reserve and the largest transient."""
+    members: dict[Actor, list[Actor]] = {}
+    for place, actor in actors_of(plan).items():
+        members.setdefault(actor, []).append(place)
+    found = {}
+    for places in members.values():
+        each = [plan.stages[p.stage].groups[p.group].memory for p in sorted(places)]
+        shared = [m.transient_bytes + m.reserve_bytes for m in each]
+        found[min(places)] = sum(m.total_bytes for m in each) - sum(shared) + max(shared)
+    return found
 
 
 def memory_adds_up(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
@@ -42,7 +73,7 @@ def memory_adds_up(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             message = f"{label}: items of memory add up to {sum(items.values())} bytes, "
             message += f"total_bytes is {memory.total_bytes}"
             yield finding("MP621", f"{where}.total_bytes", message)
-    worst = max((record.memory.total_bytes for _, _, record in groups_of(plan)), default=0)
+    worst = max(device_bytes(plan).values(), default=0)
     if plan.stages and plan.prediction.peak_memory_bytes != worst:
         message = f"peak_memory_bytes is {plan.prediction.peak_memory_bytes}, the worst group needs {worst}"
         yield finding("MP621", "prediction.peak_memory_bytes", message)
@@ -133,6 +164,12 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
             )
             yield finding("MP625", f"transfers[{at}]", f"{message}{transfer.time_s} s: none may be negative")
+        for index, link in enumerate(transfer.links):
+            times = {"activation_s": link.activation_s, "gradient_s": link.gradient_s, "latency_s": link.latency_s}
+            for name, time_s in times.items():
+                if not (math.isfinite(time_s) and time_s >= 0):
+                    message = f"transfer from stage {transfer.from_stage}: {name} is {time_s}, it must be finite and "
+                    yield finding("MP625", f"transfers[{at}].links[{index}].{name}", f"{message}not negative")
     for at, join in enumerate(plan.update_joins):
         if not (math.isfinite(join.time_s) and join.time_s >= 0):
             message = f"the update of stage {join.stage} waits {join.time_s} s, it must be finite and not negative"

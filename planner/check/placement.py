@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 from costmodel.cluster import Cluster
 from costmodel.documents import nearest
+from costmodel.schedule.actions import Actor
 from planner.check.finding import finding, group_label, group_path, some
+from planner.check.timetable import actors_of
 from planner.planfile.fingerprint import cluster_fingerprint, short_fingerprint
 from planner.planfile.schema import Finding, GroupPlan, Plan
 
@@ -43,12 +45,16 @@ def devices_exist(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 def devices_used_once(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
-    """MP602."""
+    """MP602. Virtual stages of one actor share its devices."""
     first: dict[str, tuple[int, int]] = {}
+    actors = actors_of(plan)
     for stage, group, record in groups_of(plan):
         for at, device in enumerate(record.devices):
             owner = first.setdefault(device, (stage, group)) if device not in first else first[device]
             if owner == (stage, group) and record.devices.index(device) == at:
+                continue
+            same = record.devices == plan.stages[owner[0]].groups[owner[1]].devices
+            if owner != (stage, group) and same and actors[Actor(stage, group)] == actors[Actor(*owner)]:
                 continue
             here, there = group_label(plan, stage, group), group_label(plan, *owner)
             message = f"device {device} is used by {there} and again by {here}"

@@ -35,6 +35,7 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if not whole:
             message = f"tokens_per_s is {tokens:.6g} times the examples per second, which is no whole number of tokens"
             yield finding("MP640", "prediction.tokens_per_s", message, _HINT)
+    splits = any("W" in actor.actions for actor in plan.schedule.actors)  # what is held until W is another size
     for stage, group, record in groups_of(plan):
         time, memory = record.time, record.memory
         label, path = group_label(plan, stage, group), group_path(stage, group)
@@ -48,7 +49,7 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 message = f"{label}: {phase} communication takes {format_seconds(part)} of {format_seconds(whole)}"
                 yield finding("MP640", f"{path}.time.{phase}_communication_s", message, _HINT)
         most = memory.in_flight * memory.saved_per_microbatch_bytes
-        if not most - memory.in_flight <= memory.saved_bytes <= most:
+        if not splits and not most - memory.in_flight <= memory.saved_bytes <= most:
             message = f"{label}: saved_bytes is {format_bytes(memory.saved_bytes)}, {memory.in_flight} microbatches in "
             message += f"flight save {format_bytes(memory.saved_per_microbatch_bytes)} each"
             yield finding("MP640", f"{path}.memory.saved_bytes", message, _HINT)
@@ -59,7 +60,8 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 def _of_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """Figures that the cluster's facts decide; the cluster is the one that was planned for."""
     prediction, known = plan.prediction, cluster.device_by_id
-    devices = [known[name] for _, _, record in groups_of(plan) for name in record.devices if name in known]
+    used = dict.fromkeys(name for _, _, record in groups_of(plan) for name in record.devices)
+    devices = [known[name] for name in used if name in known]
     for stage, group, record in groups_of(plan):
         own = {known[name].kind.memory_bytes for name in record.devices if name in known}
         if own and record.memory.limit_bytes not in own:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
-from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
+from costmodel.schedule.actions import Actor, ActorActions, Schedule, parse_actions
 from costmodel.schedule.generate import gpipe, one_f_one_b
-from costmodel.schedule.validate import in_flight, validate_schedule
+from costmodel.schedule.validate import held_at_peak, validate_schedule
 from costmodel.simulate import UpdateWait
 from costmodel.units import format_count
 from planner.check.finding import finding, group_label, group_path
-from planner.planfile.schema import Finding, Plan
+from planner.planfile.schema import Finding, GroupPlan, Plan
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -64,6 +64,25 @@ def updates_wait(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding("MP617", "update_joins", error.message)
 
 
+def actors_of(plan: Plan) -> dict[Actor, Actor]:
+    """(Stage, group) of the plan -> the actor that runs it: itself, unless the schedule has fewer actors than the plan
+    stages (virtual stages: one actor runs several)."""
+    own = {Actor(s, g): Actor(s, g) for s, stage in enumerate(plan.stages) for g in range(len(stage.groups))}
+    if not is_virtual(plan):
+        return own
+    try:
+        schedule = schedule_of(plan)
+    except InputError:
+        return own
+    runs = {Actor(action.stage, row.group): row.actor for row in schedule.actions for action in row.actions}
+    return {place: runs.get(place, place) for place in own}
+
+
+def is_virtual(plan: Plan) -> bool:
+    """Whether the schedule has fewer stages of actors than the plan has stages."""
+    return len({actor.stage for actor in plan.schedule.actors}) < len(plan.stages)
+
+
 def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """MP610 to MP614 as the schedule's own validator finds them, MP615 and MP622 for what ties it to the plan."""
     try:
@@ -77,8 +96,10 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         message = f"the schedule is for {runs}, the plan has {plan.microbatches}"
         yield finding("MP615", "schedule.microbatches", message)
         return
-    groups = {(at, group) for at, stage in enumerate(plan.stages) for group in range(len(stage.groups))}
+    groups = {Actor(at, group) for at, stage in enumerate(plan.stages) for group in range(len(stage.groups))}
     actors = set(schedule.actors)
+    if is_virtual(plan):
+        actors = {Actor(action.stage, row.group) for row in schedule.actions for action in row.actions}
     for stage, group in sorted(groups - actors):
         message = f"{group_label(plan, stage, group)} has no action list in the schedule"
         yield finding("MP615", "schedule.actors", message)
@@ -97,26 +118,33 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     if bad:
         return
     yield from _named(plan, schedule)
-    peaks = in_flight(schedule)
+    saved = {place: max(0.0, float(_record(plan, place).memory.saved_per_microbatch_bytes)) for place in groups}
+    peaks = held_at_peak(schedule, saved)
     for at, row in enumerate(schedule.actions):
-        record = plan.stages[row.stage].groups[row.group]
-        label = group_label(plan, row.stage, row.group)
-        own, run = set(record.microbatches), {action.microbatch for action in row.actions}
-        if own != run:
-            message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
-            yield finding("MP615", f"schedule.actors[{at}].actions", message)
-        if record.memory.in_flight != peaks[row.actor]:
-            counted = format_count(record.memory.in_flight, "microbatch", "microbatches")
-            message = f"{label}: memory is counted for {counted} in flight, the schedule "
-            message += f"holds {peaks[row.actor]}"
-            yield finding("MP622", group_path(row.stage, row.group, "memory.in_flight"), message, "plan again")
+        places = [Actor(stage, row.group) for stage in sorted({action.stage for action in row.actions})]
+        for place in places:
+            record, label = _record(plan, place), group_label(plan, *place)
+            own = set(record.microbatches)
+            run = {action.microbatch for action in row.actions if action.stage == place.stage}
+            if own != run:
+                message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
+                yield finding("MP615", f"schedule.actors[{at}].actions", message)
+        wrong = [place for place in places if _record(plan, place).memory.in_flight < peaks[place]]
+        if len(places) == 1:
+            wrong = [place for place in places if _record(plan, place).memory.in_flight != peaks[place]]
+        claimed = sum(_record(plan, place).memory.in_flight * saved[place] for place in places)
+        if wrong and (len(places) == 1 or claimed < sum(peaks[place] * saved[place] for place in places)):
+            counted = format_count(_record(plan, wrong[0]).memory.in_flight, "microbatch", "microbatches")
+            message = f"{group_label(plan, *wrong[0])}: memory is counted for {counted} in flight, the schedule "
+            message += f"holds {peaks[wrong[0]]}"
+            yield finding("MP622", group_path(*wrong[0], "memory.in_flight"), message, "plan again")
 
 
 def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
-    """MP619, where the name is one of a schedule that is generated."""
+    """MP619, for the names of schedules that any groups can run."""
     make = {"1f1b": one_f_one_b, "gpipe": gpipe}.get(schedule.name)
-    if make is None:
-        return  # MP618 says so
+    if make is None or is_virtual(plan):
+        return
     shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
     try:
         expected = {row.actor: row.actions for row in make(len(plan.stages), plan.microbatches, shares).actions}
@@ -124,10 +152,12 @@ def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
         return  # MP609 says so
     for at, row in enumerate(schedule.actions):
         if row.actions != expected.get(row.actor):
-            message = (
-                f"{group_label(plan, row.stage, row.group)} does not run its actions in the order of the schedule "
-            )
-            message += f"{schedule.name!r}"
+            label = group_label(plan, row.stage, row.group)
+            message = f"{label} does not run its actions in the order of the schedule {schedule.name!r}"
             hint = "times and memory were predicted for the order of that name; plan again"
             yield finding("MP619", f"schedule.actors[{at}].actions", message, hint)
             return
+
+
+def _record(plan: Plan, place: Actor) -> GroupPlan:
+    return plan.stages[place.stage].groups[place.group]

@@ -16,6 +16,7 @@ from planner.frontend.gradients import (
     needing_gradient_in_loop,
 )
 from planner.frontend.ops import op_from_equation, rule_for
+from planner.frontend.residuals import Cache as ResidualCache
 from planner.frontend.sunk_casts import sink_casts, with_casts
 from planner.frontend.trace import InputInfo
 
@@ -58,6 +59,7 @@ class BlockBuilder:
         self.grads = needing_gradient(program, trained, loss)
         self.params = {v for v in program.inputs if infos[v.name].role == "param"}
         self.classes: dict[str, BlockClass] = {}
+        self.residuals: ResidualCache = {}
         self.blocks: list[BlockInstance] = []
         self.runs: list[Run] = []
         self.values: dict[str, Tensor] = {}
@@ -126,6 +128,7 @@ class BlockBuilder:
                 [self.role(v) for v in inputs],
                 self.needs_grad,
                 self.classes,
+                self.residuals,
                 constants,
             )
             self.values.update({v.name: self.tensor(v) for v in (*inputs, *outputs)})
@@ -169,7 +172,14 @@ class BlockBuilder:
             known = isinstance(o, Value) and not consts <= i < consts + carry
             roles.append(self.role(o) if known else "activation")  # type: ignore[arg-type]
         cls = make_class(
-            body.equations, inputs, body.outputs, roles, lambda v: v.name in grads, self.classes, body.constants
+            body.equations,
+            inputs,
+            body.outputs,
+            roles,
+            lambda v: v.name in grads,
+            self.classes,
+            self.residuals,
+            body.constants,
         )
         kinds = ("const",) * consts + ("carry",) * carry + ("stacked",) * (len(equation.inputs) - consts - carry)
         name = self._unique(self._run_name(equation))

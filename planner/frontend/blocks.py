@@ -18,6 +18,7 @@ from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import describe_array, describe_param
 from planner.frontend.flat import Constant, Equation, Operand, Program, Value
 from planner.frontend.ops import op_from_equation, rule_for
+from planner.frontend.residuals import Cache as ResidualCache
 from planner.frontend.residuals import with_residuals
 from planner.frontend.rules.region import join_program
 
@@ -48,9 +49,14 @@ def make_class(
     roles: Sequence[Role],
     needs_grad: Callable[[Value], bool],
     cache: dict[str, BlockClass],
+    residuals: ResidualCache,
     constants: dict[Value, Any] | None = None,
 ) -> BlockClass:
-    """The class of a block, from `cache` where an equal one exists."""
+    """The class of a block, from `cache` where an equal one exists.
+
+    Args:
+        residuals: what JAX keeps of ops, as far as it is known; filled here.
+    """
     renamed: dict[Value, Value] = {v: Value(f"in.{i}", v.aval) for i, v in enumerate(inputs)}
     counts: dict[str, int] = {}
     scopes: dict[int, int] = {}
@@ -105,7 +111,9 @@ def make_class(
     program = Program(tuple(renamed[v] for v in inputs), tuple(body), tuple(operand(o) for o in outputs), held)
     joined = join_program(program, lambda e: op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in grads))
     program = joined.program
-    ops = {e.name: with_residuals(e, joined.ops[e.name], lambda v: v.name in grads) for e in program.equations}
+    ops = {
+        e.name: with_residuals(e, joined.ops[e.name], lambda v: v.name in grads, residuals) for e in program.equations
+    }
     cache[key] = BlockClass(key, program, ops, tensors)
     return cache[key]
 

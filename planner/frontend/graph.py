@@ -1,6 +1,7 @@
 """The JAX-free record of a capture, with the facts of parameters and optimizer state that memory needs."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ def model_graph(capture: Capture, joins: pure.UpdateJoins | None = None) -> pure
         pure.Block(name=b.name, class_key=b.cls.key, inputs=b.inputs, outputs=b.outputs) for b in capture.blocks
     )
     dims = capture.task.batch_dim_list
+    state = optimizer_bytes(capture.task)
     return pure.ModelGraph(
         name=capture.task.name,
         microbatch=capture.microbatch,
@@ -41,11 +43,12 @@ def model_graph(capture: Capture, joins: pure.UpdateJoins | None = None) -> pure
         blocks=blocks,
         values=dict(capture.values),
         batch_dims={name: dims[info.leaf] for name, info in capture.inputs.items() if info.role == "batch"},
-        params=parameter_facts(capture.task),
+        params=parameter_facts(capture.task, state),
         loss=tuple(o.name if isinstance(o, Value) else "" for o in capture.loss),
         results=tuple(o.name for o in (*capture.state, *capture.aux) if isinstance(o, Value)),
         carried=_carried(capture),
         joins=_joins(capture) if joins is None else joins,
+        optimizer_bytes=state.unowned,
     )
 
 
@@ -60,10 +63,9 @@ def _carried(capture: Capture) -> dict[str, str]:
     return {name: o.name for name, o in zip(leaves, capture.state, strict=True) if isinstance(o, Value)}
 
 
-def parameter_facts(task: TrainingTask) -> dict[str, pure.Parameter]:
+def parameter_facts(task: TrainingTask, state: "OptimizerBytes") -> dict[str, pure.Parameter]:
     """Facts of every parameter leaf by name."""
     leaves = [(path_string(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(task.params)]
-    state_bytes = optimizer_bytes(task)
     facts = {}
     for path, leaf in leaves:
         floating = jnp.issubdtype(leaf.dtype, jnp.inexact)
@@ -77,7 +79,8 @@ def parameter_facts(task: TrainingTask) -> dict[str, pure.Parameter]:
             trained=trained,
             gradient_dtype=str(leaf.dtype),
             gradient_itemsize=leaf.dtype.itemsize,
-            optimizer_bytes_per_element=state_bytes.get(path, 0) / elements if trained else 0.0,
+            optimizer_bytes_per_element=state.alike[path] / elements if trained else 0.0,
+            optimizer_whole_bytes=state.others[path] if trained else 0,
         )
     return facts
 
@@ -96,15 +99,32 @@ def abstract_optimizer_state(task: TrainingTask) -> optax.OptState:
     return abstract_state(task, trained_tree(task))
 
 
-def optimizer_bytes(task: TrainingTask) -> Counter[str]:
-    """Bytes of optimizer state that belong to each parameter, by path: leaves under that name in the state tree."""
-    found: Counter[str] = Counter()
+@dataclass
+class OptimizerBytes:
+    """Bytes of optimizer state.
+
+    Attributes:
+        alike, others: parameter path -> bytes of leaves under that name, in the parameter's shape and in other shapes.
+        unowned: of leaves that are under no parameter's name.
+    """
+
+    alike: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+    unowned: int = 0
+
+
+def optimizer_bytes(task: TrainingTask) -> OptimizerBytes:
+    """What the optimizer's state takes, by whose it is: a leaf belongs to the parameter whose name is in its path."""
+    found = OptimizerBytes()
     trained = trained_tree(task)
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_optimizer_state(task)):
-        owner = next(
-            (str(key.key) for key in reversed(path) if isinstance(key, jax.tree_util.DictKey) and key.key in trained),
-            None,
-        )
-        if owner is not None:
-            found[owner] += leaf.size * leaf.dtype.itemsize
+        keys = (str(key.key) for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
+        owner = next((key for key in keys if key in trained), None)
+        size = leaf.size * leaf.dtype.itemsize
+        if owner is None:
+            found.unowned += size
+        elif leaf.shape == trained[owner].shape:
+            found.alike[owner] += size
+        else:
+            found.others[owner] += size
     return found

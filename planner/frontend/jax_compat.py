@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax.parallel import all_gather_invariant as _all_gather_invariant
 
 ClosedJaxpr, Jaxpr, Literal, DropVar, Var = jex.ClosedJaxpr, jex.Jaxpr, jex.Literal, jex.DropVar, jex.Var
@@ -173,3 +175,26 @@ def collective_axes(eqn: Any) -> tuple[str, ...]:
 
 def is_jaxpr(value: Any) -> bool:
     return isinstance(value, (ClosedJaxpr, Jaxpr))
+
+
+def literal(atom: Any) -> Any:
+    """A literal's value; a number as a NumPy scalar of its type."""
+    return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom.val, (bool, int, float, complex)) else atom.val
+
+
+def replay(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates an equation as it stands in its jaxpr: with its context, under its name; always a list of results."""
+    names = _source_info.current_name_stack() + eqn.source_info.name_stack
+    with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        return bind(eqn.primitive, args, eqn.params)
+
+
+def stacked_aval(aval: Any, length: int) -> Any:
+    """Abstract type of what a scan stacks of values of a type."""
+    return _core.unmapped_aval(length, 0, aval)
+
+
+def without_dead_code(closed: Any) -> Any:
+    """A closed jaxpr without the equations that no output needs, loops and calls included; it keeps its inputs."""
+    jaxpr, _ = _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)

@@ -39,11 +39,16 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """A program with its ops and the classes of its dims. All joins are made before the first look-up."""
+    """A program with its ops and the classes of its dims. All joins are made before the first look-up.
+
+    Attributes:
+        moved: names of the values that depend on what the loss is differentiated by, where that was asked.
+    """
 
     program: Program
     ops: Mapping[str, Op]
     classes: Classes
+    moved: frozenset[str] = frozenset()
 
     @cached_property
     def _by_root(self) -> dict[object, dict[str, list[int]]]:

@@ -45,6 +45,10 @@ def op_from_equation(
         known=getattr(rule, "known", True),
         key=op_key(eqn),
         scope=eqn.scopes[0].index if eqn.scopes else -1,
+        touches=facts.touches,
+        inside=facts.inside,
+        inside_backward=facts.inside_backward if wanted else None,
+        guessed_trips=facts.guessed_trips,
     )
 
 

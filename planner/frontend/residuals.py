@@ -2,6 +2,7 @@
 
 Rules state which operands and results a cotangent reads, but not what JAX keeps: it keeps the square of a divisor, the
 mask of a ReLU, three tensors of a product of powers. Only bytes that are really kept make a memory prediction right.
+Where JAX cannot differentiate an op that stands alone, the op says why (`Op.guessed_saves`), and its rule counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,22 +15,29 @@ import jax.numpy as jnp
 from costmodel.graph import Op
 from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import describe_param
-from planner.frontend.flat import Constant, Equation, Value
+from planner.frontend.flat import COMPOSITES, CUSTOM, Constant, Equation, Value
 
 Own = tuple[tuple[int, ...], int, bool]  # shape, bytes, whether it is the same whatever the operands
 Kept = tuple[tuple[int, ...], tuple[Own, ...]]  # positions (~j: result j), own
-_TRACED: dict[tuple[Any, ...], Kept | None] = {}
+Cache = dict[tuple[Any, ...], Kept | str]
+"""By content of the equation: what JAX keeps, or why it cannot say. One for each capture, as shapes differ."""
+
+_OWN_DERIVATIVES = CUSTOM | COMPOSITES
+"""Primitives whose derivative is the user's or a package's code, which may raise anything."""
+
+_NO_DERIVATIVE = (NotImplementedError, TypeError, ValueError)
+"""What JAX raises where a primitive has no derivative, or none that stands alone."""
 
 
-def with_residuals(equation: Equation, op: Op, needs_grad: Callable[[Value], bool]) -> Op:
+def with_residuals(equation: Equation, op: Op, needs_grad: Callable[[Value], bool], cache: Cache) -> Op:
     """The op with what JAX keeps of it. An op that JAX cannot differentiate alone keeps what its rule says."""
     moving = [i for i, o in enumerate(equation.inputs) if isinstance(o, Value) and needs_grad(o)]
     if not moving or not any(needs_grad(v) for v in equation.outputs):
-        return replace(op, saves=(), backward_flops=0.0)
-    found = kept_of(equation, tuple(moving))
+        return replace(op, saves=(), backward_flops=0.0, inside_backward=None)
+    found = kept_of(equation, tuple(moving), cache)
     stored = _stored(equation)
-    if found is None:
-        return replace(op, stored=stored)
+    if isinstance(found, str):
+        return replace(op, stored=stored, guessed_saves=found)
     positions, own = found
     names = [equation.inputs[p] if p >= 0 else equation.outputs[~p] for p in positions]
     tensors = [o for o in (*equation.outputs, *equation.inputs) if isinstance(o, Value)]
@@ -47,17 +55,19 @@ def _stored(equation: Equation) -> bool:
     return bool(policy(equation.primitive, *[o.aval for o in equation.inputs], **equation.params) is True)
 
 
-def kept_of(equation: Equation, moving: Sequence[int]) -> Kept | None:
-    """Residuals of one equation when the operands at `moving` need a cotangent; None where JAX cannot say."""
+def kept_of(equation: Equation, moving: Sequence[int], cache: Cache) -> Kept | str:
+    """Residuals of one equation when the operands at `moving` need a cotangent; why not, where JAX cannot say."""
     shapes = [o.aval.str_short() for o in (*equation.inputs, *equation.outputs)]
     constants = [describe_param(o.value) for o in equation.inputs if isinstance(o, Constant)]
     key = (equation.primitive.name, *shapes, *constants, tuple(moving), describe_param(equation.params))
-    if key not in _TRACED:
+    if key not in cache:
+        expected = (Exception,) if equation.primitive.name in _OWN_DERIVATIVES else _NO_DERIVATIVE
         try:
-            _TRACED[key] = _trace(equation, moving)
-        except Exception:  # whatever a primitive's derivative raises when it stands alone
-            _TRACED[key] = None
-    return _TRACED[key]
+            cache[key] = _trace(equation, moving)
+        except expected as error:
+            first = next(iter(str(error).splitlines()), "")
+            cache[key] = f"{type(error).__name__}: {first}"
+    return cache[key]
 
 
 def _trace(equation: Equation, moving: Sequence[int]) -> Kept:

@@ -17,6 +17,7 @@ from planner.lowering.microbatch import MicrobatchProgram
 from planner.lowering.one_stage import OneStageTrainer
 from planner.lowering.pipeline import PipelineTrainer
 from planner.lowering.placement import GroupPlacement
+from planner.lowering.split_programs import SplitPrograms
 from planner.lowering.stage import StageProgram
 from planner.lowering.update import Updater, parts_of
 from planner.planfile.names import expand_names
@@ -53,12 +54,13 @@ def compile_plan(
         )
     at = dict(zip(ids, available, strict=False))
     require_complete(plan, captured)
+    schedule = _schedule(plan)
     groups: dict[tuple[int, int], tuple[GroupPlacement, StageProgram]] = {}
     for s, stage in enumerate(plan.stages):
         own = tuple(blocks[n] for n in expand_names(stage.blocks))
         for g, group in enumerate(stage.groups):
             placement = GroupPlacement(group, tuple(at[d] for d in group.devices), captured.classes)
-            groups[s, g] = (placement, StageProgram(captured, placement, own))
+            groups[s, g] = (placement, StageProgram(captured, placement, own, schedule.splits_backward))
     micros = {
         actor: _micro(captured, actor[0], [p for a, (_, p) in sorted(groups.items()) if a[1] == 0], program)
         for actor, (_, program) in groups.items()
@@ -68,13 +70,9 @@ def compile_plan(
     feed = Feed(captured, plan.microbatches)
     if len(groups) == 1:
         return OneStageTrainer(micros[0, 0], updater, feed, verify)
-    rows = tuple(
-        ActorActions(stage=a.stage, group=a.group, actions=parse_actions(a.actions, where=f"schedule.actors[{i}]"))
-        for i, a in enumerate(plan.schedule.actors)
-    )
-    schedule = Schedule(name=plan.schedule.name, microbatches=plan.schedule.microbatches, actions=rows)
+    make = SplitPrograms if schedule.splits_backward else GroupPrograms
     return PipelineTrainer(
-        programs={actor: GroupPrograms(micro, feed.seeds()) for actor, micro in micros.items()},
+        programs={actor: make(micro, feed.seeds()) for actor, micro in micros.items()},
         shares={
             (s, g): group.microbatches for s, stage in enumerate(plan.stages) for g, group in enumerate(stage.groups)
         },
@@ -83,6 +81,15 @@ def compile_plan(
         feed=feed,
         check=verify,
     )
+
+
+def _schedule(plan: Plan) -> Schedule:
+    """The action lists of a plan."""
+    rows = tuple(
+        ActorActions(stage=a.stage, group=a.group, actions=parse_actions(a.actions, where=f"schedule.actors[{i}]"))
+        for i, a in enumerate(plan.schedule.actors)
+    )
+    return Schedule(name=plan.schedule.name, microbatches=plan.schedule.microbatches, actions=rows)
 
 
 def _micro(captured: Capture, stage: int, programs: Sequence[StageProgram], program: StageProgram) -> MicrobatchProgram:

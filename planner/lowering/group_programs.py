@@ -59,7 +59,7 @@ class GroupPrograms:
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(self.placement.mesh, spec)
 
-    def _map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+    def mapped(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
         return jax.shard_map(function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs)
 
     @cached_property
@@ -84,24 +84,35 @@ class GroupPrograms:
         """Traces forward once for the residuals' structure; nothing is compiled."""
 
         def probe(params: Any, values: Any) -> tuple[()]:
-            self._linearise(params, values)
+            self.linearise(params, values)
             return ()
 
-        held = self.micro.held
-        params = {n: jax.ShapeDtypeStruct(p.shape, p.dtype) for n, p in held.items()}
-        values = {n: jax.ShapeDtypeStruct(v.shape, v.aval.dtype) for n, v in self._received_values().items()}
-        jax.eval_shape(self._map(probe, (self.param_specs, self.value_specs), ()), params, values)
+        jax.eval_shape(self.mapped(probe, (self.param_specs, self.value_specs), ()), *self.abstract_inputs())
         return True
+
+    def abstract_inputs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters and values that forward takes, whole and abstract."""
+
+        params = {n: self._aval(p, self.param_specs[n]) for n, p in self.micro.held.items()}
+        return params, {n: self._aval(v, self.value_specs[n]) for n, v in self._received_values().items()}
 
     def _probe(self) -> None:
         assert self._probed
 
-    def _received_values(self) -> dict[str, Any]:
-        found = {v.name: v for v in self.micro.stage.capture.program.inputs}
-        found |= {v.name: v for e in self.micro.stage.capture.program.equations for v in e.outputs}
-        return {n: found[n] if n in found else _CrossingAval(self.micro.tensor(n)) for n in self.micro.receives}
+    def _received_values(self) -> dict[str, jax.ShapeDtypeStruct]:
+        capture = self.micro.stage.capture
+        found = {v.name: v for v in capture.program.inputs}
+        found |= {v.name: v for e in capture.program.equations for v in e.outputs}
+        out = {}
+        for name in self.micro.receives:
+            if name in found:
+                out[name] = jax.ShapeDtypeStruct(found[name].shape, found[name].aval.dtype)
+            else:  # it only exists between blocks (a layer's carry)
+                tensor = self.micro.tensor(name)
+                out[name] = jax.ShapeDtypeStruct(tensor.shape, jnp.dtype(tensor.dtype))
+        return out
 
-    def _linearise(self, params: dict[str, Any], values: dict[str, Any]) -> Any:
+    def linearise(self, params: dict[str, Any], values: dict[str, Any]) -> Any:
         used = hoist(self.micro.held, params, self.placement)
         step = self.micro.vjp(used, values)
         leaves, self.kept.tree = jax.tree.flatten(step.back)
@@ -122,30 +133,42 @@ class GroupPrograms:
         )
 
     @cached_property
+    def residual_specs(self) -> list[PartitionSpec]:
+        """Of the residuals that forward hands out: one leading dim for the axes over which each varies."""
+        self._probe()
+        return [PartitionSpec(slot or None) for slot in self.kept.slots if not isinstance(slot, str)]
+
+    @cached_property
+    def arriving(self) -> tuple[str, ...]:
+        """Sent values whose cotangents arrive."""
+        self._probe()
+        return tuple(n for n in self.kept.moving if n not in self.micro.losses)
+
+    @cached_property
+    def cotangent_specs(self) -> dict[str, PartitionSpec]:
+        """Of the cotangents that arrive."""
+        return {n: self.sent_specs[n] for n in self.arriving}
+
+    @cached_property
     def forward(self) -> Any:
         """jit of (parameters, values) -> (sent values, loss summands, residuals)."""
-        self._probe()
-        residual_specs = [PartitionSpec(slot or None) for slot in self.kept.slots if not isinstance(slot, str)]
         every = PartitionSpec(self.placement.axis_names or None)
 
         def run(params: Any, values: Any) -> Any:
-            step, leaves = self._linearise(params, values)
+            step, leaves = self.linearise(params, values)
             sent = {n: step.outs[n] for n in self.sent_specs}
             losses = {n: summand(self.micro, step, n)[None] for n in self.micro.losses}
             return sent, losses, [leaf[None] for leaf in leaves]
 
         loss_specs = dict.fromkeys(self.micro.losses, every)
         return jax.jit(
-            self._map(run, (self.param_specs, self.value_specs), (self.sent_specs, loss_specs, residual_specs))
+            self.mapped(run, (self.param_specs, self.value_specs), (self.sent_specs, loss_specs, self.residual_specs))
         )
 
     @cached_property
     def backward(self) -> Any:
         """jit of (parameters, residuals, cotangents of sent values, accumulators) -> (cotangents of received
         activations, accumulators)."""
-        self._probe()
-        residual_specs = [PartitionSpec(slot or None) for slot in self.kept.slots if not isinstance(slot, str)]
-        cotangent_specs = {n: self.sent_specs[n] for n in self.kept.moving if n not in self.micro.losses}
         out_specs = {n: self.value_specs[n] for n in self.micro.differentiable}
 
         def run(params: Any, residuals: list[Any], arrived: dict[str, Any], totals: dict[str, Any]) -> Any:
@@ -153,35 +176,39 @@ class GroupPrograms:
             own = iter(residuals)
             leaves = [used[slot] if isinstance(slot, str) else next(own)[0] for slot in self.kept.slots]
             back = jax.tree.unflatten(self.kept.tree, leaves)
-            grads, sent_back = back({**self._loss_cotangents(), **arrived})
-            totals = self.micro.add_gradients(self._unstack(totals), grads)
-            return sent_back, self._stack(totals)
+            grads, sent_back = back({**self.loss_cotangents(), **arrived})
+            return sent_back, self.accumulate(totals, grads)
 
-        mapped = self._map(
-            run, (self.param_specs, residual_specs, cotangent_specs, self.total_specs), (out_specs, self.total_specs)
-        )
-        return jax.jit(mapped, donate_argnums=(3,))
+        in_specs = (self.param_specs, self.residual_specs, self.cotangent_specs, self.total_specs)
+        return jax.jit(self.mapped(run, in_specs, (out_specs, self.total_specs)), donate_argnums=(3,))
 
-    def _loss_cotangents(self) -> dict[str, Any]:
+    def accumulate(self, totals: dict[str, Any], grads: dict[str, Any]) -> dict[str, Any]:
+        """Accumulators of one device with one microbatch's gradients added."""
+        return self._stack(self.micro.add_gradients(self._unstack(totals), grads))
+
+    def loss_cotangents(self) -> dict[str, Any]:
         names = [n for n in self.kept.moving if n in self.micro.losses]
         return {n: self.micro.seed(n, self.kept.specs[n], self.seeds[self.micro.losses.index(n)]) for n in names}
 
-    def traces(self) -> dict[str, Any]:
-        """The programs traced for abstract arguments, by the phase that their collectives belong to."""
-
-        def aval(x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(spec))
-
-        params = {n: aval(p, self.param_specs[n]) for n, p in self.micro.held.items()}
-        received = {n: jax.ShapeDtypeStruct(v.shape, v.aval.dtype) for n, v in self._received_values().items()}
-        forward = self.forward.trace(params, {n: aval(v, self.value_specs[n]) for n, v in received.items()})
+    def traces(self) -> list[tuple[str, Any]]:
+        """The programs traced for abstract arguments, with the phase that their collectives belong to."""
+        params, values = self.abstract_inputs()
+        forward = self.forward.trace(params, values)
         sent, _, residuals = forward.out_info
-        slots = [slot for slot in self.kept.slots if not isinstance(slot, str)]
-        kept = [aval(x, PartitionSpec(slot or None)) for x, slot in zip(residuals, slots, strict=True)]
-        arriving = [n for n in self.kept.moving if n not in self.micro.losses]
-        totals = {n: aval(x, self.total_specs[n]) for n, x in jax.eval_shape(self.zeros).items()}
-        backward = self.backward.trace(params, kept, {n: aval(sent[n], self.sent_specs[n]) for n in arriving}, totals)
-        return {"forward": forward, "backward": backward, "once": self.reduce.trace(totals)}
+        kept = [self._aval(x, spec) for x, spec in zip(residuals, self.residual_specs, strict=True)]
+        arrived = {n: self._aval(sent[n], spec) for n, spec in self.cotangent_specs.items()}
+        totals = {n: self._aval(x, self.total_specs[n]) for n, x in jax.eval_shape(self.zeros).items()}
+        backward = self.backward_traces(params, kept, arrived, totals)
+        return [("forward", forward), *(("backward", b) for b in backward), ("once", self.reduce.trace(totals))]
+
+    def backward_traces(
+        self, params: dict[str, Any], residuals: list[Any], arrived: dict[str, Any], totals: dict[str, Any]
+    ) -> list[Any]:
+        """What runs backward, traced for abstract arguments."""
+        return [self.backward.trace(params, residuals, arrived, totals)]
+
+    def _aval(self, x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(spec))
 
     # accumulators
 
@@ -208,7 +235,7 @@ class GroupPrograms:
     @cached_property
     def zeros(self) -> Any:
         """jit of () -> accumulators."""
-        return jax.jit(self._map(lambda: self._stack(self.micro.zero_gradients()), (), self.total_specs))
+        return jax.jit(self.mapped(lambda: self._stack(self.micro.zero_gradients()), (), self.total_specs))
 
     @cached_property
     def reduced_specs(self) -> dict[str, PartitionSpec]:
@@ -220,25 +247,10 @@ class GroupPrograms:
     @cached_property
     def reduce(self) -> Any:
         """jit of accumulators -> gradients as the update takes them: the one reduction of a step."""
-        run = self._map(
+        run = self.mapped(
             lambda totals: self.micro.reduce(self._unstack(totals)), (self.total_specs,), self.reduced_specs
         )
         return jax.jit(run, donate_argnums=(0,))
-
-
-@dataclass(frozen=True)
-class _CrossingAval:
-    """Shape and dtype of a value that only exists between blocks (a layer's carry)."""
-
-    tensor: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def aval(self) -> Any:
-        return jax.ShapeDtypeStruct(self.tensor.shape, jnp.dtype(self.tensor.dtype))
 
 
 __all__ = ["GroupPrograms", "Residuals"]

@@ -20,7 +20,7 @@ from planner.lowering.feed import Feed
 from planner.lowering.microbatch import MicrobatchProgram, cotangents, summand
 from planner.lowering.placement import GroupPlacement, partition
 from planner.lowering.stage import hoist, shifted
-from planner.lowering.state import TrainState
+from planner.lowering.state import TrainState, require_alive
 from planner.lowering.update import Updater
 from planner.lowering.verify import Verification, check_shardings, verify_one_stage
 from planner.lowering.written import ACCUMULATE, LOSS, REDUCE
@@ -103,7 +103,8 @@ class OneStageTrainer:
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
         """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
-        microbatch."""
+        microbatch. The state is consumed."""
+        require_alive(state)
         leaves = self.feed.leaves(batch, rng)
         fed = {n: jax.device_put(leaves[n], self._sharding(spec)) for n, spec in self.batch_specs.items()}
         params, optimizer, carried, loss, aux = self.compiled(state.params[0], state.optimizer, state.carried, fed)
@@ -202,7 +203,11 @@ class OneStageTrainer:
 
         nothing = {n: jc.to_varying(jnp.zeros((), jnp.float32), axes) for n in micro.losses}
         init = (micro.zero_gradients(), nothing, carried)
-        (totals, losses, carried), aux = lax.scan(one, init, split, length=feed.microbatches)
+        if feed.microbatches == 1:  # not as a loop: there its gradient would lie beside the accumulator
+            (totals, losses, carried), aux = one(init, {n: x[0] for n, x in split.items()})
+            aux = {n: x[None] for n, x in aux.items()}
+        else:
+            (totals, losses, carried), aux = lax.scan(one, init, split, length=feed.microbatches)
         with jax.named_scope(LOSS):
             loss, scale = feed.combine(
                 feed.loss_totals({n: lax.psum(x, axes) if axes else x for n, x in losses.items()})

@@ -2,7 +2,7 @@
 
 Everything is dispatched ahead; arrays stay on their devices and cross stages by ``device_put``. Gradients of the groups
 of a stage, and of a parameter that several stages read, meet by transfer and add; the owner updates and sends the new
-value.
+value. The arrays of a state are given away to the step that it is passed to.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from costmodel.schedule.actions import Schedule
+from costmodel.schedule.actions import Action, Schedule
 from costmodel.schedule.validate import dependency_order
 from costmodel.units import format_count
 from planner.frontend import jax_compat as jc
@@ -25,11 +25,11 @@ from planner.lowering.feed import Feed
 from planner.lowering.group_programs import GroupPrograms
 from planner.lowering.pipeline_step import PipelineStep
 from planner.lowering.staged import CROSSING, Piece
-from planner.lowering.state import TrainState
+from planner.lowering.state import TrainState, apart, require_alive
 from planner.lowering.update import Updater
 from planner.lowering.verify import Verification, check_shardings, verify_pipeline
 
-Actor = tuple[int, int]  # stage, group
+Actor = tuple[int, int]  # (virtual) stage, group
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,9 @@ class PipelineTrainer:
             own = {}
             for name, held in p.micro.held.items():
                 whole = named[name] if held.items is None else named[name][held.items[0] : held.items[1]]
-                own[name] = jax.device_put(whole, p.sharding(p.param_specs[name]))
+                own[name] = jax.device_put(  # a copy: the step gives it away, and it may be the user's own array
+                    jnp.copy(whole) if isinstance(whole, jax.Array) else whole, p.sharding(p.param_specs[name])
+                )
                 used.add(name)
             placed.append(own)
         carried = {}
@@ -117,7 +119,7 @@ class PipelineTrainer:
         }
         for piece in self.updater.init_program.pieces:
             values.update(self.run_piece(piece, values))
-        optimizer = self.updater.collect_state(values)
+        optimizer = apart(self.updater.collect_state(values), (x for own in placed for x in own.values()))
         return TrainState(tuple(placed), optimizer, carried, {n: x for n, x in named.items() if n not in used})
 
     @cached_property
@@ -150,13 +152,11 @@ class PipelineTrainer:
 
     def step(self, state: TrainState, batch: Any, rng: Any = None) -> tuple[TrainState, dict[str, Any]]:
         """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
-        microbatch."""
+        microbatch. The state is consumed."""
+        require_alive(state)
         run = PipelineStep(self, state, self.feed.leaves(batch, rng))
-        for actor, action in self._order:
-            if action.kind == "F":
-                run.forward(actor, action.microbatch)
-            else:
-                run.backward(actor, action.microbatch)
+        for actor, action in self.order:
+            run.run(actor, action)
         new, metrics = run.finish()
         if self.check and "shardings" not in self._done:
             self.check_shardings(new)
@@ -197,32 +197,43 @@ class PipelineTrainer:
         return report
 
     @cached_property
-    def _order(self) -> list[Any]:
-        """Every action in an order that respects what it waits for."""
+    def order(self) -> list[tuple[Actor, Action]]:
+        """Every action, with the stage group that runs it, in an order that respects what it waits for."""
         rows = self.schedule.actions
         return [
-            ((rows[i].stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order
+            ((action.stage, rows[i].group), action) for i, action in dependency_order(self.schedule, self.stages).order
         ]
 
+    @cached_property
+    def actor_of(self) -> dict[Actor, Actor]:
+        """(Virtual stage, group) -> (stage, group) of the action list that runs it."""
+        return {(a.stage, row.group): (row.stage, row.group) for row in self.schedule.actions for a in row.actions}
+
     def run_piece(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs a piece of the optimizer where it lives; results by value name."""
+        """Runs a piece of the optimizer where it lives; results by value name. What it reads for the last time and can
+        be written over is given away."""
         if piece.stage == CROSSING:
             return self._run_crossing(piece, values)
-        run, in_specs = self._piece(piece)
+        run, given, kept = self._piece(piece)
         mesh = self.programs[piece.stage, 0].placement.mesh
-        return run({n: jax.device_put(values[n], NamedSharding(mesh, s)) for n, s in in_specs.items()})
+        return run(
+            *({n: jax.device_put(values[n], NamedSharding(mesh, s)) for n, s in some.items()} for some in (given, kept))
+        )
 
-    def _piece(self, piece: Piece) -> tuple[Any, dict[str, PartitionSpec]]:
-        """jit of a piece of one stage, and the specs of what it takes."""
+    def _piece(self, piece: Piece) -> tuple[Any, dict[str, PartitionSpec], dict[str, PartitionSpec]]:
+        """jit of a piece of one stage, and the specs of what it takes: of values that it is given for good and of
+        others."""
         if id(piece) not in self._jitted:
             in_specs, out_specs = self.updater.partitions(piece)
+            donated = self.updater.written_over(piece)
+            given, kept = ({n: s for n, s in in_specs.items() if (n in donated) == wanted} for wanted in (True, False))
             mapped = jax.shard_map(
-                lambda given: self.updater.local_piece(piece, given),
+                lambda given, kept: self.updater.local_piece(piece, {**given, **kept}),
                 mesh=self.programs[piece.stage, 0].placement.mesh,
-                in_specs=(in_specs,),
+                in_specs=(given, kept),
                 out_specs=out_specs,
             )
-            self._jitted[id(piece)] = jax.jit(mapped), in_specs
+            self._jitted[id(piece)] = jax.jit(mapped, donate_argnums=(0,)), given, kept
         return self._jitted[id(piece)]
 
     def update_traces(self, stage: int) -> list[Any]:
@@ -230,13 +241,17 @@ class PipelineTrainer:
         found = []
         for piece in self.updater.update_program.pieces:
             if piece.stage == stage:
-                run, specs = self._piece(piece)
+                run, *specs = self._piece(piece)
                 mesh = self.programs[stage, 0].placement.mesh
-                given = {
-                    v.name: jax.ShapeDtypeStruct(v.shape, v.aval.dtype, sharding=NamedSharding(mesh, specs[v.name]))
-                    for v in piece.program.inputs
-                }
-                found.append(run.trace(given))
+                avals = {v.name: v for v in piece.program.inputs}
+                arguments = (
+                    {
+                        n: jax.ShapeDtypeStruct(avals[n].shape, avals[n].aval.dtype, sharding=NamedSharding(mesh, s))
+                        for n, s in some.items()
+                    }
+                    for some in specs
+                )
+                found.append(run.trace(*arguments))
         return found
 
     def _run_crossing(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:

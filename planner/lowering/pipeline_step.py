@@ -1,10 +1,11 @@
 """The arrays of one pipelined step on their way: what each action takes, hands on and lets go of.
 
 An array lives no longer than its readers need it: a sent value until the last stage took it, residuals until their
-backward, cotangents until they arrived. Carried state has a version for each microbatch, as a stage may run ahead of
-another that still reads an older one.
+backward (those that W reads until W), cotangents until they arrived. Carried state has a version for each microbatch,
+as a stage may run ahead of another that still reads an older one.
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,19 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from costmodel.schedule.actions import Action
 from planner.frontend.flat import Value
 from planner.lowering.group_programs import GroupPrograms
-from planner.lowering.state import TrainState
+from planner.lowering.split_programs import Handed, SplitPrograms
+from planner.lowering.state import TrainState, apart
 
 if TYPE_CHECKING:
     from planner.lowering.pipeline import PipelineTrainer
 
-Actor = tuple[int, int]  # stage, group
+Actor = tuple[int, int]  # (virtual) stage, group
 Key = tuple[str, int]  # value, microbatch
 
 
 class PipelineStep:
-    """One step of a `PipelineTrainer`."""
+    """One step of a `PipelineTrainer`.
+
+    Attributes:
+        peak_in_flight: for each actor the most microbatches so far that it held something of for their B or W; under
+            virtual stages each (stage, microbatch) counts.
+    """
 
     def __init__(self, trainer: "PipelineTrainer", state: TrainState, leaves: dict[str, Any]):
         self.trainer, self.state, self.leaves = trainer, state, leaves
@@ -32,7 +40,10 @@ class PipelineStep:
         self.values: dict[Key, Any] = {}
         self.unread: dict[Key, int] = {}
         self.cotangents: dict[Key, Any] = {}
-        self.residuals: dict[tuple[Actor, int], Any] = {}
+        self.residuals: dict[tuple[Actor, int], Any] = {}  # after F, for B
+        self.kept: dict[tuple[Actor, int], Handed] = {}  # after B, for W
+        self.in_flight: Counter[Actor] = Counter()
+        self.peak_in_flight: dict[Actor, int] = dict.fromkeys(trainer.actor_of.values(), 0)
         self.totals = {actor: p.zeros() for actor, p in trainer.programs.items() if trainer.shares[actor]}
         self.losses: dict[str, list[Any]] = {}
         self.results: dict[Key, Any] = {}  # aux outputs and new state
@@ -63,7 +74,21 @@ class PipelineStep:
             return self._carried(operand.name, i - 1)
         return self.results[operand.name, i - 1]
 
-    def forward(self, actor: Actor, i: int) -> None:
+    def run(self, actor: Actor, action: Action) -> None:
+        """Runs one action on a stage group."""
+        i, runs = action.microbatch, self.trainer.actor_of[actor]
+        if action.kind == "F":
+            self._forward(actor, i)
+            self.in_flight[runs] += 1
+            self.peak_in_flight[runs] = max(self.peak_in_flight[runs], self.in_flight[runs])
+        elif action.kind == "B":
+            self._backward(actor, i)
+        else:
+            self._weights(actor, i)
+        if (actor, i) not in self.residuals and (actor, i) not in self.kept:
+            self.in_flight[runs] -= 1
+
+    def _forward(self, actor: Actor, i: int) -> None:
         programs = self.trainer.programs[actor]
         given = {name: self._arriving(programs, name, i) for name in programs.value_specs}
         sent, losses, self.residuals[actor, i] = programs.forward(self._params(actor), given)
@@ -75,37 +100,45 @@ class PipelineStep:
         for name, x in losses.items():
             self.losses.setdefault(name, []).append(x)
 
-    def backward(self, actor: Actor, i: int) -> None:
+    def _backward(self, actor: Actor, i: int) -> None:
         trainer, programs = self.trainer, self.trainer.programs[actor]
         arrived = {}
-        for name in programs.kept.moving:
-            if name in programs.micro.losses:
-                continue
-            sharding = programs.sharding(programs.sent_specs[name])
+        for name, spec in programs.cotangent_specs.items():
+            sharding = programs.sharding(spec)
             if (name, i) in self.cotangents:
                 arrived[name] = jax.device_put(self.cotangents.pop((name, i)), sharding)
             else:  # a result that the loss does not depend on
                 tensor = programs.micro.tensor(name)
                 arrived[name] = jnp.zeros(tensor.shape, tensor.dtype, device=sharding)
-        back, self.totals[actor] = programs.backward(
-            self._params(actor), self.residuals.pop((actor, i)), arrived, self.totals[actor]
-        )
+        params, residuals = self._params(actor), self.residuals.pop((actor, i))
+        if isinstance(programs, SplitPrograms):
+            back, self.kept[actor, i] = programs.activations(params, residuals, arrived)
+        else:
+            back, self.totals[actor] = programs.backward(params, residuals, arrived, self.totals[actor])
         for name, x in back.items():
             maker = trainer.programs[trainer.runner[trainer.maker[name], i]]
             x = jax.device_put(x, maker.sharding(maker.sent_specs[name]))
             known = self.cotangents.get((name, i))
             self.cotangents[name, i] = x if known is None else known + x
 
+    def _weights(self, actor: Actor, i: int) -> None:
+        programs = self.trainer.programs[actor]
+        assert isinstance(programs, SplitPrograms)
+        kept = self.kept.pop((actor, i))
+        self.totals[actor] = programs.weights(self._params(actor), kept, self.totals[actor])
+
     def finish(self) -> tuple[TrainState, dict[str, Any]]:
         trainer, feed = self.trainer, self.feed
         parts = {n: sum(jnp.sum(jnp.asarray(np.asarray(x))) for x in self.losses[n]) for n in self.losses}
         loss, scale = feed.combine(feed.loss_totals(parts))
-        new = self._update(scale)
+        new = apart(self._update(scale))
         params = [dict(p) for p in self.state.params]
         for key, part in trainer.updater.parts.items():
             for actor, index in trainer.index.items():
                 p = trainer.programs[actor]
                 if part.name in p.micro.held and (part.held.items is None or actor[0] == part.stage):
+                    if actor != (part.stage, 0):
+                        params[index][part.name].delete()  # the new value takes its place
                     params[index][part.name] = jax.device_put(new[f"param/{key}"], p.sharding(p.param_specs[part.name]))
         optimizer = {n: new[n] for n in trainer.updater.state_owner}
         carried = {n: self._carried(n, feed.microbatches) for n in self.state.carried}
@@ -119,23 +152,25 @@ class PipelineStep:
     def _update(self, scale: Any) -> dict[str, Any]:
         """Reduces gradients, joins those of groups and of tied parameters on the owner, and runs the optimizer."""
         trainer, updater = self.trainer, self.trainer.updater
-        reduced = {actor: trainer.programs[actor].reduce(t) for actor, t in self.totals.items()}
+        reduced = {actor: trainer.programs[actor].reduce(self.totals.pop(actor)) for actor in sorted(self.totals)}
         values: dict[str, Any] = dict(self.state.optimizer)
         for key, part in updater.parts.items():
             owner = trainer.programs[part.stage, 0]
             sharding = owner.sharding(owner.reduced_specs[part.name])
             grads = [
-                jax.device_put(g[part.name], sharding)
-                for actor, g in sorted(reduced.items())
+                jax.device_put(g.pop(part.name), sharding)
+                for actor, g in reduced.items()
                 if part.name in g and (part.held.items is None or actor[0] == part.stage)
             ]
-            total = grads[0]
-            for g in grads[1:]:
-                total = total + g
+            total = grads.pop(0)
+            while grads:
+                total = total + grads.pop(0)
             if scale is not None:
                 total = (total * jax.device_put(scale, owner.sharding(PartitionSpec()))).astype(total.dtype)
             values[f"grad/{key}"] = total
             values[f"param/{key}"] = self._params((part.stage, 0))[part.name]
         for piece in updater.update_program.pieces:
             values.update(trainer.run_piece(piece, values))
+            for name in updater.last_reads(piece):
+                del values[name]
         return updater.collect_update(values)

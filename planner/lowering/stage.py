@@ -19,6 +19,7 @@ from planner.frontend.capture import BlockInstance, Capture, Run
 from planner.frontend.flat import Value
 from planner.lowering.casts import apply_cast
 from planner.lowering.placement import GroupPlacement
+from planner.lowering.split_backward import border
 from planner.lowering.spmd import LocalProgram
 from planner.planfile.specs import spec_from_dims
 
@@ -64,11 +65,16 @@ def cotangent_of(spec: Spec) -> Spec:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """The blocks of one stage on one group."""
+    """The blocks of one stage on one group.
+
+    Attributes:
+        splits: whether its backward is split into B and W.
+    """
 
     capture: Capture
     placement: GroupPlacement
     blocks: tuple[BlockInstance, ...]
+    splits: bool = False
 
     @cached_property
     def _made(self) -> set[str]:
@@ -121,6 +127,18 @@ class StageProgram:
                     found[source.value] = self._class_input(b, i, source)
         return found
 
+    @cached_property
+    def _marks(self) -> bool:
+        """Whether values between blocks are marked, so that B makes their cotangents: a stage that receives nothing
+        with a cotangent would have no B."""
+        arriving = [self.capture.values[n] for n in self.incoming]
+        return self.splits and not any(t.needs_grad and t.role == "activation" for t in arriving)
+
+    def _between(self, name: str, x: Any) -> Any:
+        """A value as it goes from block to block."""
+        moves = self._marks and self.capture.values[name].needs_grad and jnp.issubdtype(x.dtype, jnp.inexact)
+        return border(x) if moves else x
+
     def run(self, env: dict[str, Placed]) -> None:
         """Runs all blocks; `env` holds parameters (hoisted) and incoming values by name, and gets what the blocks
         make."""
@@ -167,7 +185,7 @@ class StageProgram:
         outs = run(*args)
         for source, x, spec in zip(block.outputs, outs, out_specs, strict=True):
             if source.index is None:
-                env[source.value] = (x, spec)
+                env[source.value] = (self._between(source.value, x), spec)
 
     def _input(self, source: Source, spec: Spec, env: dict[str, Placed]) -> Any:
         """One device's part of a block input in the class's spec."""
@@ -194,7 +212,7 @@ class StageProgram:
         return cast_on(x, tensor.shape, tensor.itemsize, have, want, self.placement)
 
     def _layers(self, blocks: Sequence[BlockInstance], run: Run, env: dict[str, Placed]) -> None:
-        first = blocks[0]
+        first, last = blocks[0], blocks[-1]
         cls = first.cls
         carry = [i for i, k in enumerate(run.kinds) if k == "carry"]
         specs_in = [self.placement.of_class(cls.key).inputs[v.name] for v in cls.program.inputs]
@@ -228,10 +246,10 @@ class StageProgram:
 
         def body(state_: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             outs = step(*consts, *state_, *xs)
-            return outs[: len(carry)], outs[len(carry) :]
+            handed = [self._between(s.value, x) for s, x in zip(last.outputs, outs[: len(carry)], strict=False)]
+            return handed, outs[len(carry) :]
 
         final, results = lax.scan(body, state, stacked, length=count, reverse=run.reverse)
-        last = blocks[-1]
         for j, x in enumerate(final):
             env[last.outputs[j].value] = (x, specs_in[carry[j]])
         for j, x in enumerate(results):

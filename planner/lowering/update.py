@@ -4,6 +4,7 @@ Leaves that stages cut are cut in its programs too (`optimizer_programs.py`); he
 its mesh, in the specs that the plan stores parameters and optimizer state in.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -185,6 +186,31 @@ class Updater:
             {n: partition(spec, dims[n], names) for n, spec in some.items()} for some in (specs.inputs, specs.outputs)
         )
         return inputs, outputs
+
+    def last_reads(self, piece: Piece) -> tuple[str, ...]:
+        """Values that no piece of the update after this one reads, and that are none of its results."""
+        return tuple(v.name for v in piece.program.inputs if self._last_reader.get(v.name) is piece)
+
+    @cached_property
+    def _last_reader(self) -> dict[str, Piece]:
+        found = {v.name: piece for piece in self.update_program.pieces for v in piece.program.inputs}
+        return {name: piece for name, piece in found.items() if name not in self.update_program.output_names}
+
+    def written_over(self, piece: Piece) -> frozenset[str]:
+        """What a piece reads last and its results can take the place of, one for each: parameters and state leaves
+        first, as the gradient of a parameter is gone afterwards anyway."""
+        in_specs, out_specs = self.partitions(piece)
+        room = Counter(
+            (v.shape, v.aval.dtype, out_specs[v.name]) for v in piece.program.outputs if isinstance(v, Value)
+        )
+        found = set()
+        avals = {v.name: v for v in piece.program.inputs}
+        for name in sorted(self.last_reads(piece), key=lambda n: n.startswith("grad/")):
+            place = (avals[name].shape, avals[name].aval.dtype, in_specs[name])
+            if room[place]:
+                room[place] -= 1
+                found.add(name)
+        return frozenset(found)
 
     @cached_property
     def init_names(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ from costmodel.errors import LoweringError
 from planner.lowering.group_programs import GroupPrograms
 from planner.lowering.hlo import SEPARATE, HloCollective, collectives
 from planner.lowering.placement import GroupPlacement
+from planner.lowering.split_programs import SplitPrograms
 from planner.lowering.written import UPDATE, Counts, phase_of, written
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class GroupReport:
     Attributes:
         planned, written: collectives a microbatch (forward, backward) and a step (once), by ``phase kind axis``.
         compiled: the same of the compiled programs; None where nothing was compiled.
+        until_weights_bytes: what a microbatch keeps between its B and its W; None where the schedule has no W.
     """
 
     stage: int
@@ -45,6 +47,7 @@ class GroupReport:
     planned: Mapping[str, float]
     written: Mapping[str, float]
     compiled: Mapping[str, float] | None = None
+    until_weights_bytes: int | None = None
 
     @property
     def saved_deviation(self) -> float:
@@ -116,7 +119,7 @@ def verify_pipeline(trainer: "PipelineTrainer", *, compiled: bool) -> Verificati
     """Verifies the programs of every stage group. Updates run on the first group of a stage."""
     reports = []
     for (stage, group), programs in sorted(trainer.programs.items()):
-        traces = [*programs.traces().items()]
+        traces = programs.traces()
         if group == 0:
             traces += [("once", traced) for traced in trainer.update_traces(stage)]
         found: Counts = Counter()
@@ -140,6 +143,7 @@ def _report(
         stage=stage, group=group, saved_planned_bytes=plan.memory.saved_per_microbatch_bytes,
         saved_found_bytes=programs.residual_bytes, planned=planned, written=dict(found),
         compiled=None if have is None else dict(have),
+        until_weights_bytes=programs.kept_bytes if isinstance(programs, SplitPrograms) else None,
     )  # fmt: skip
 
 

@@ -71,7 +71,10 @@ def _parse(data: bytes, source: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        cut = error.pos >= len(text.rstrip()) or error.msg.startswith(("Unterminated string", "Invalid \\escape: end"))
+        tail = text[error.pos :].strip()  # nothing, or the beginning of a word
+        cut = any(word.startswith(tail) for word in ("true", "false", "null")) or error.msg.startswith(
+            ("Unterminated string", "Invalid \\escape: end")
+        )
         at = f"line {error.lineno}, byte {len(text[: error.pos].encode())} of {len(data)}"
         if cut:
             hint = "the file was not written or copied whole; write the plan again"

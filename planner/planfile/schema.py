@@ -77,14 +77,23 @@ class BlockStrategy(Document, frozen=True):
 
 
 class MemoryPlan(Document, frozen=True):
-    """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's."""
+    """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's.
+
+    Attributes:
+        gradients_bytes: accumulated; arising_bytes: one microbatch's, beside them.
+        inputs_bytes: the group's share of the step's batch, and carried state.
+        update_bytes: what reduction and update take beyond what is free by then.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
+    arising_bytes: int
     optimizer_bytes: int
+    inputs_bytes: int
     saved_bytes: int
     transient_bytes: int
     buffers_bytes: int
+    update_bytes: int
     reserve_bytes: int
     total_bytes: int
     limit_bytes: int
@@ -93,7 +102,14 @@ class MemoryPlan(Document, frozen=True):
 
 
 class TimePlan(Document, frozen=True):
-    """Predicted seconds of one stage group: per microbatch, and once a step. Communication is part of each."""
+    """Predicted seconds of one stage group: per microbatch, and once a step. Communication is part of each.
+
+    `exchange_s`, once a step and not part of `once_s`: gradients meet with those of the stage's other groups, and of
+    parameters tied to other stages.
+
+    Attributes:
+        weight_s: the part of `backward_s` that only weight gradients need: W, where the schedule splits backwards.
+    """
 
     forward_s: float
     backward_s: float
@@ -103,6 +119,8 @@ class TimePlan(Document, frozen=True):
     gradient_reduction_s: float
     optimizer_s: float
     collectives: dict[str, int]  # "forward all_gather data" -> count a microbatch
+    exchange_s: float = 0.0
+    weight_s: float = 0.0
 
 
 class GroupPlan(Document, frozen=True):
@@ -120,15 +138,35 @@ class GroupPlan(Document, frozen=True):
 
 
 class StagePlan(Document, frozen=True):
-    """A contiguous range of blocks. `blocks` lists runs of names: ``embedding``, ``layers[0:12]``, ``head``."""
+    """A contiguous range of blocks. `blocks` lists runs of names: ``embedding``, ``layers[0:12]``, ``head``.
+
+    Under a schedule with virtual stages there is an entry for each of these. Those that one actor runs, as its action
+    list says, name the same devices, which hold the parameters and activations of all of them.
+    """
 
     blocks: tuple[str, ...]
     block_count: int
     groups: tuple[GroupPlan, ...]
 
 
+class TransferLink(Document, frozen=True):
+    """What one microbatch costs between a group of a stage and a group of the next: seconds for which activations and
+    gradients occupy the link, and seconds until they arrive that do not occupy it."""
+
+    from_group: int
+    to_group: int
+    activation_s: float
+    gradient_s: float
+    latency_s: float
+
+
 class Transfer(Document, frozen=True):
-    """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one."""
+    """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one.
+
+    Attributes:
+        time_s: of the slowest link, latency included.
+        links: between all pairs of groups. Where there are none, `time_s` holds for all.
+    """
 
     from_stage: int
     to_stage: int
@@ -136,6 +174,7 @@ class Transfer(Document, frozen=True):
     bytes: int
     gradient_bytes: int
     time_s: float
+    links: tuple[TransferLink, ...] = ()
 
 
 class TiedParameter(Document, frozen=True):
@@ -157,7 +196,8 @@ class UpdateJoin(Document, frozen=True):
 
 
 class ActorPlan(Document, frozen=True):
-    """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``."""
+    """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``; of several groups (virtual stages) where the
+    actions name other stages: `stage` then counts actors."""
 
     stage: int
     group: int

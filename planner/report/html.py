@@ -144,7 +144,8 @@ def _schedule(explanation: Explanation) -> str:
     except PlanError as error:
         return f'<div class="error">{escape(f"{error.code}: {error.message.splitlines()[0]}")}</div>'
     if len(simulation.timeline) > MOST_BARS:
-        return f"<div>{len(simulation.timeline)} actions, too many to draw</div>"
+        words = "too many to draw here: meshplan simulate PLAN --html FILE draws them"
+        return f"<div>{len(simulation.timeline)} actions, {words}</div>"
     return _svg(explanation, simulation) if simulation.pipeline_s > 0 else ""
 
 

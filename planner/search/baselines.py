@@ -1,8 +1,8 @@
 """Hand-written configurations that a plan is compared with, scored by the same model.
 
 Each states where parameters live and which dims devices may split; what is left open (which of several equal layouts
-activations take, how an op runs whose dims do not divide) is solved, in the baseline's favour. What is allowed is written
-here, without the planner's rules of choice; spaces, prices and scores are the planner's, so that times compare.
+activations take, how an op runs whose dims do not divide) is solved, in the baseline's favour. What is allowed is
+written here, without the planner's rules of choice; spaces, prices and scores are the planner's, so that times compare.
 
     data parallel   every device holds everything and runs its part of each microbatch
     FSDP            the same, parameters, gradients and optimizer state split over all devices (ZeRO-3)

@@ -1,14 +1,14 @@
 """The certificate of a plan: a bound for the declared space, a bound for any space, and what the space is.
 
-* B1  hardware: FLOPs of a step over what all devices achieve together.
+* B1  hardware: FLOPs of a step over what all devices achieve together, in the fastest dtype that the model has.
 * B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on
   one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together
   run at best at the sum of their rates, whatever blocks each takes:
   step >= 1 / sum over g of max over n of N_g / (n T(g, n)).
   The bound is the least over the microbatch sizes and stage counts that were solved.
 
-Both come from the prices that made the plan. A bound above the plan's own time would be a defect of meshplan: it is then
-not used, and the certificate says so instead of calling the plan optimal.
+Both come from the prices that made the plan. A bound above the plan's own time would be a defect of meshplan: it is
+then not used, and the certificate says so instead of calling the plan optimal.
 """
 
 import math
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from costmodel.compute import peak_flops_per_s
 from costmodel.graph import ModelGraph
-from planner.assemble import main_dtype
 from planner.planfile.schema import Certificate
 from planner.search.candidates import Candidates
 from planner.search.score import Score
@@ -29,12 +28,23 @@ ROUNDING = 1e-9
 
 
 def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
-    """B1 in seconds, with the achieved rate of each device kind."""
-    dtype = main_dtype(graph)
+    """B1 in seconds: all FLOPs on every device at the highest rate that it reaches for any dtype or op of the model."""
+    ops = [op for cls in graph.classes.values() for op in cls.ops if op.flops]
+    seen = {t.dtype for cls in graph.classes.values() for t in cls.tensors.values() if "float" in t.dtype}
+    inside = {dtype for op in ops for own in (op.inside, op.inside_backward) if own for dtype, _ in own.matmul_flops}
+    dtypes = sorted(seen | inside)
     rate = 0.0
     for device in request.cluster.devices:
-        kind = request.facts[device.kind.name].kind
-        rate += peak_flops_per_s(dtype, kind, is_matmul=True).value * kind.matmul_efficiency / device.slowdown
+        facts = request.facts[device.kind.name]
+        kind, measured = facts.kind, facts.op_times_of(graph)
+        rates = [
+            op.flops / measured[op.key].forward_s for op in ops if op.key in measured and measured[op.key].forward_s
+        ]
+        rates += [peak_flops_per_s("float32", kind, is_matmul=False).value]
+        for dtype in dtypes:
+            rates.append(peak_flops_per_s(dtype, kind, is_matmul=True).value * kind.matmul_efficiency)
+            rates.append(peak_flops_per_s(dtype, kind, is_matmul=False).value)
+        rate += max(rates) / device.slowdown
     return graph.step_flops * (request.global_batch / graph.microbatch) / rate
 
 
@@ -64,8 +74,8 @@ def certificate(request: "Request", best: Score, candidates: Candidates, limit_f
     for name, value in (("hardware", hardware), ("space", space)):
         if value > best.time_s * (1 + ROUNDING):
             notes.append(
-                f"not used: the {name} bound of {value:.4g} s, which exceeds the plan's own {best.time_s:.4g} s (a defect "
-                "of meshplan; please report it)"
+                f"not used: the {name} bound of {value:.4g} s, which exceeds the plan's own {best.time_s:.4g} s (a "
+                "defect of meshplan; please report it)"
             )
     used = [min(value, best.time_s) for value in (hardware, space) if value <= best.time_s * (1 + ROUNDING)]
     bound, hardware = max(used, default=0.0), hardware if hardware <= best.time_s * (1 + ROUNDING) else 0.0

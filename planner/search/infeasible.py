@@ -48,10 +48,13 @@ def _items(group: GroupScore) -> str:
     items = {
         "parameters": cost.parameter_bytes,
         "gradients": cost.gradient_bytes,
+        "a microbatch's gradient": cost.arising_bytes,
         "optimizer state": cost.optimizer_bytes,
-        f"activations of {group.in_flight} microbatches": group.in_flight * cost.saved_bytes,
+        "batch and carried state": cost.inputs_bytes,
+        f"activations of {group.in_flight} microbatches": group.saved_bytes,
         "transients": cost.transient_bytes,
         "buffers": group.buffers_bytes,
+        "update": group.update_bytes,
         "runtime reserve": float(group.reserve_bytes),
     }
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in items.items() if size)

@@ -96,7 +96,8 @@ def microbatch_sizes(global_batch: int, *, largest: int | None = None, only: int
     Raises:
         InputError: a pinned size does not divide the batch, or none is small enough.
     """
-    divisors = [n for n in range(global_batch, 0, -1) if global_batch % n == 0]
+    small = [n for n in range(1, math.isqrt(global_batch) + 1) if global_batch % n == 0]
+    divisors = sorted({*small, *(global_batch // n for n in small)}, reverse=True)
     if only is None:
         return tuple(n for n in divisors if largest is None or n <= largest)
     if only not in divisors:

@@ -11,6 +11,8 @@ from costmodel.transfers import Transfers
 from planner.search.stage_links import link_cost
 from planner.space.backward import is_layered
 from planner.space.decision import BlockCost, Decision
+from planner.space.inputs import first_reads, input_bytes
+from planner.space.parameters import arising_bytes, state_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +70,12 @@ def crossing_bytes(graph: ModelGraph, values: Iterable[str]) -> tuple[int, int]:
     return sum(t.bytes for t in tensors), sum(t.bytes for t in tensors if t.needs_grad)
 
 
-def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> BlockCost:
-    """What the blocks of a stage cost together; a parameter that several of them read is held once."""
+def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int) -> BlockCost:
+    """What the blocks of a stage cost together; a parameter that several of them read is held once.
+
+    Args:
+        microbatches: that the group runs.
+    """
     total, before = BlockCost(), ""
     for block in graph.blocks[start:stop]:
         cost = decision.inner_costs[block.class_key]
@@ -82,6 +88,7 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> 
         total.backward_s += cost.backward_s
         total.forward_cast_s += cost.forward_cast_s
         total.backward_cast_s += cost.backward_cast_s
+        total.weight_s += cost.weight_s
         total.once_s += cost.once_s
         total.update_s += cost.update_s
         total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
@@ -92,24 +99,27 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> 
     total.collectives.update(links.collectives)
     total.saved_bytes = saved_bytes(graph, decision, start, stop)
     _charge_leaves(graph, decision, start, stop, total)
-    value, gradient, optimizer = held_bytes(graph, decision, start, stop)
-    total.parameter_bytes, total.gradient_bytes, total.optimizer_bytes = value, gradient, optimizer
+    _charge_state(graph, decision, start, stop, total)
+    for name, (key, at) in first_reads(graph, graph.blocks[start:stop]).items():
+        spec, mesh = decision.input_specs[key][at], decision.space.mesh
+        total.inputs_bytes += input_bytes(graph, graph.values[name], spec, mesh, microbatches)
     return total
 
 
-def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> float:
+def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int, *, without_remat: bool = False) -> float:
     """Bytes that a device of the stage keeps for one microbatch in flight.
 
     What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep in
     one spec is one array.
     """
+    kept = decision.kept_without_remat if without_remat else decision.kept
     total, shared = 0.0, {}
     before = ""
     for block in graph.blocks[start:stop]:
         key, cls = block.class_key, graph.classes[block.class_key]
         layered, once = is_layered(graph, key), decision.space.once[key]
         crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
-        for (name, spec), size in decision.kept[key].items():
+        for (name, spec), size in kept[key].items():
             if name in once and layered and key == before:
                 continue
             if not layered and name in crossing:
@@ -138,25 +148,36 @@ def _charge_leaves(graph: ModelGraph, decision: Decision, start: int, stop: int,
                 total.once_s += rest_s
             else:
                 total.backward_cast_s += rest_s
+                total.weight_s += rest_s
 
 
-def held_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> tuple[float, float, float]:
-    """Bytes of parameters, gradients and optimizer state that a device of the stage holds."""
-    from planner.space.parameters import state_bytes
+def _charge_state(graph: ModelGraph, decision: Decision, start: int, stop: int, total: BlockCost) -> None:
+    """Adds the bytes of parameters, gradients and optimizer state that a device of the stage holds. The state of a tied
+    parameter is on the stage that owns it."""
+    mesh, added = decision.space.mesh, decision.setting.accumulates
+    earlier = {s.value for b in graph.blocks[:start] for s in b.inputs}
+    for name, (elements, whole) in held_elements(graph, start, stop).items():
+        facts, storage = graph.params[name], decision.storage[name]
+        value, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
+        total.parameter_bytes += value
+        total.gradient_bytes += gradient
+        total.arising_bytes += arising_bytes(facts, elements, storage, mesh, accumulates=added)
+        total.optimizer_bytes += optimizer if not (whole and name in earlier) else 0.0
+    total.optimizer_bytes += graph.optimizer_bytes
 
+
+def held_elements(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, bool]]:
+    """Parameters that a range of blocks reads: how many of their elements, and whether it reads the leaf as a whole."""
     held: dict[str, set[int | None]] = {}
     for block in graph.blocks[start:stop]:
         for source in block.inputs:
             if source.value in graph.params:
                 held.setdefault(source.value, set()).add(source.index)
-    totals = [0.0, 0.0, 0.0]
+    found = {}
     for name, items in held.items():
-        facts = graph.params[name]
-        stacked = None not in items
-        elements = math.prod(facts.shape[1:]) * len(items) if stacked else facts.elements
-        for i, size in enumerate(state_bytes(facts, elements, decision.storage[name], decision.space.mesh)):
-            totals[i] += size
-    return totals[0], totals[1], totals[2]
+        shape, whole = graph.params[name].shape, None in items
+        found[name] = (graph.params[name].elements if whole else math.prod(shape[1:]) * len(items), whole)
+    return found
 
 
 def held_parameters(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, int] | None]:

@@ -9,6 +9,7 @@ from costmodel.cluster import Cluster, Device
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
+from costmodel.schedule.registry import schedule_family
 from planner.search.candidates import Candidates, Mesh, meshes, pool_devices
 from planner.search.cuts import uncut_borders
 from planner.search.layout import GroupChoice, Layout, StageChoice
@@ -79,6 +80,7 @@ def pinned_layout(
     cluster, graph = candidates.cluster, candidates.graph_of(microbatch)
     devices = take_devices(cluster, pins)
     stages = len(pins)
+    home = _homes(schedule, pins, microbatches)
     in_flight = microbatches if schedule == "gpipe" else min(stages, microbatches)
     chosen: list[list[Decision]] = []
     for s, stage in enumerate(pins):
@@ -101,6 +103,7 @@ def pinned_layout(
             best = min(options, key=lambda d: d.time_s)
             row.append(candidates.on_devices(best, pool, devices[s][len(row)]))
         chosen.append(row)
+    pins, chosen, devices = [pins[s] for s in home], [chosen[s] for s in home], [devices[s] for s in home]
     shares = [spread_shares(_counts([p.share for p in stage.groups], microbatches)) for stage in pins]
     stops = _stops(graph, pins, chosen)
     layout = Layout(
@@ -123,6 +126,19 @@ def pinned_layout(
         ),
     )
     return score(layout)
+
+
+def _homes(schedule: str, pins: Sequence[StagePin], microbatches: int) -> list[int]:
+    """For each (virtual) stage of a schedule, the pin that runs it."""
+    family = schedule_family(schedule)
+    if family.chunks == 1:
+        return list(range(len(pins)))
+    if any(pin.blocks is not None for pin in pins):
+        message = f"schedule {schedule} runs several ranges of blocks a stage, a number of blocks is pinned"
+        raise InputError("MP160", message, "pin devices only")
+    rows = family.generate(len(pins), microbatches).actions
+    home = {action.stage: row.stage for row in rows for action in row.actions}
+    return [home[stage] for stage in range(len(home))]
 
 
 def _counts(shares: Sequence[int], total: int) -> tuple[int, ...]:

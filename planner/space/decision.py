@@ -12,12 +12,15 @@ from functools import cached_property
 
 from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
-from planner.space.backward import own_name, runs_again, takes_again
-from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group
+from planner.space.accumulation import accumulate_s
+from planner.space.backward import is_layered, own_name, runs_again, takes_again
+from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group, weight_seconds
+from planner.space.inputs import input_bytes
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, Place, PortNode
 from planner.space.parameters import (
     Storage,
+    arising_bytes,
     gradient_collectives,
     hoisted,
     reduction_s,
@@ -34,11 +37,13 @@ class BlockCost:
     """What one block of a class costs on one device of the group. Seconds per microbatch unless said otherwise.
 
     Attributes:
-        forward_s, backward_s: of computation.
+        forward_s, backward_s: of computation; the accumulation of gradients is part of the latter.
         forward_cast_s, backward_cast_s: of casts, parameters' gathers included.
+        weight_s: the part of `backward_s` and `backward_cast_s` together that only weight gradients need.
         once_s: gradient reduction and gather of the update, once a step.
         update_s: optimizer update, once a step.
         collectives: phase, kind and axis -> count per microbatch.
+        arising_bytes: a microbatch's gradient, beside the accumulator. inputs_bytes: batch and carried state.
         run_cast_s, run_collectives: of forward casts that a scan does once for all its layers, as JAX hoists what does
             not change from layer to layer. Each layer's share is part of `forward_cast_s`, not of `collectives`.
     """
@@ -47,11 +52,14 @@ class BlockCost:
     backward_s: float = 0.0
     forward_cast_s: float = 0.0
     backward_cast_s: float = 0.0
+    weight_s: float = 0.0
     once_s: float = 0.0
     update_s: float = 0.0
     parameter_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    arising_bytes: float = 0.0
     optimizer_bytes: float = 0.0
+    inputs_bytes: float = 0.0
     saved_bytes: float = 0.0
     transient_bytes: float = 0.0
     collectives: Counter[Collective] = field(default_factory=Counter)
@@ -60,7 +68,8 @@ class BlockCost:
 
     @property
     def state_bytes(self) -> float:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        gradients = self.gradient_bytes + self.arising_bytes
+        return self.parameter_bytes + gradients + self.optimizer_bytes + self.inputs_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +179,7 @@ class Decision:
     def _cost(self, key: str) -> BlockCost:
         space, remat = self.space, self.setting.remat
         cls, cost = space.graph.classes[key], BlockCost()
-        transient = 0.0
+        transient, whole = 0.0, self._whole_leaves(key)
         for i, group in enumerate(space.groups[key]):
             index = space.index["group", key, str(i)]
             node, option = space.nodes[index], space.nodes[index].options[self.choice[index]]
@@ -178,7 +187,8 @@ class Decision:
             forward, backward = group_cost(space, node, option)  # type: ignore[arg-type]
             cost.forward_s += forward
             cost.backward_s += backward + (forward if remat == "full" else 0.0)
-            transient = max(transient, group_live(space, node, option))  # type: ignore[arg-type]
+            cost.weight_s += weight_seconds(space, node, option)  # type: ignore[arg-type]
+            transient = max(transient, group_live(space, node, option, whole))  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
                 again = (remat == "full" or op.scope >= 0) and runs_again(op, space.again[key, remat])
                 forward_counts = cost.run_collectives if own_name(op) in space.once[key] else cost.collectives
@@ -189,6 +199,10 @@ class Decision:
             self._casts_inside(key, name, cost)
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
             self._parameter(node, key, cost)
+        for name, values in space.first_inputs[key].items():
+            spec, times = self.input_specs[key][name], self.setting.microbatches
+            held = sum(input_bytes(space.graph, value, spec, space.mesh, times) for value in values)
+            cost.inputs_bytes += held / space.counts[key]
         once, layers = space.once[key], space.counts[key]
         if remat == "full":
             transient += sum(self._kept_inside(key).values())
@@ -196,11 +210,18 @@ class Decision:
         cost.transient_bytes = transient
         return cost
 
+    def _whole_leaves(self, key: str) -> dict[str, Spec]:
+        """Parameters that a class reads as whole leaves, with their spec through the step."""
+        if is_layered(self.space.graph, key):
+            return {}
+        names = (n for n in self.space.graph.classes[key].inputs if ("place", key, n) in self.space.index)
+        return {name: self.input_specs[key][name] for name in names}
+
     @cached_property
     def kept(self) -> dict[str, dict[tuple[str, Spec], float]]:
         """Block class -> tensor and spec -> bytes that a block keeps on one device for its backward pass."""
         if self.setting.remat == "none":
-            return {key: self._kept_inside(key) for key in self.space.graph.classes}
+            return self.kept_without_remat
         found: dict[str, dict[tuple[str, Spec], float]] = {}
         for key, cls in self.space.graph.classes.items():
             again = {name for _, name in self.space.again[key, "full"]}
@@ -210,6 +231,12 @@ class Decision:
                 if cls.tensors[name].role != "param" and name in again
             }
         return found
+
+    @cached_property
+    def kept_without_remat(self) -> dict[str, dict[tuple[str, Spec], float]]:
+        """The same if nothing was recomputed. Where a schedule splits backwards a block holds about this between
+        its B, which recomputes, and its W, which reads what B recomputed and made."""
+        return {key: self._kept_inside(key) for key in self.space.graph.classes}
 
     def _kept_inside(self, key: str) -> dict[tuple[str, Spec], float]:
         found: dict[tuple[str, Spec], float] = {}
@@ -297,11 +324,17 @@ class Decision:
                     cost.once_s += seconds
                 else:
                     cost.backward_cast_s += seconds
+                    cost.weight_s += seconds
+        accumulation_s = node.shares[key] * accumulate_s(space, node, storage)
+        cost.backward_s += accumulation_s
+        cost.weight_s += accumulation_s
         value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
         if owner or not node.whole:  # one stage has all readers of a stack that some read whole
             cost.parameter_bytes += node.shares[key] * value
         if owner:
             cost.gradient_bytes += share * gradient
+            added = self.setting.accumulates
+            cost.arising_bytes += share * arising_bytes(facts, elements, storage, space.mesh, accumulates=added)
             cost.optimizer_bytes += share * optimizer
             cost.update_s += share * space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
 
@@ -317,6 +350,7 @@ class Decision:
             cost.forward_cast_s += forward / (space.counts[key] if once else 1)
             cost.run_cast_s += forward if once else 0.0
             cost.backward_cast_s += backward + (forward if again else 0.0)
+            cost.weight_s += backward
             for step in cast(tensor.shape, tensor.itemsize, source, need, space.mesh) or ():
                 if step.forward:
                     forward_counts["forward", step.forward, step.axis] += 1

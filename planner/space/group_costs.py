@@ -3,6 +3,7 @@ and bytes that are live while they run."""
 
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from costmodel.sharding import Spec, operand_spec, result_spec, split_factor
@@ -22,6 +23,25 @@ def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> t
         forward += cost.forward_s
         backward += cost.backward_s + (cost.forward_s if op.scope >= 0 else 0.0)  # the user's own remat
     return forward, backward
+
+
+def weight_seconds(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:
+    """Seconds of a group's backward ops on one device that only weight gradients need, an action W of their own where a
+    schedule splits backwards.
+
+    An op that has a cotangent to make for a parameter (or for what is made of parameters alone) and one for an
+    activation spends half on each, as a matrix product does; one with parameters alone spends all on them.
+    """
+    tensors = space.graph.classes[node.class_key].tensors
+    derived = space.derived[node.class_key]
+    total = 0.0
+    for op, strategy in zip(node.group.ops, option.ops, strict=True):
+        moving = [n for n in op.inputs if n and tensors[n].needs_grad]
+        weights = [n for n in moving if tensors[n].role == "param" or n in derived]
+        if weights:
+            share = 1.0 if len(weights) == len(moving) else 0.5
+            total += share * space.op_cost(node.class_key, op, strategy).backward_s
+    return total
 
 
 def sharers_of(space: "ModelSpace", key: str) -> Counter[str]:
@@ -49,11 +69,20 @@ def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sha
     )
 
 
-def group_live(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:
-    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents."""
+def group_live(
+    space: "ModelSpace", node: GroupNode, option: GroupStrategy, held: Mapping[str, Spec] = MappingProxyType({})
+) -> float:
+    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents.
+
+    Args:
+        held: parameters that lie there anyway, by the spec in which they do: taken as they lie they are no bytes more,
+            nor are their cotangents, which are the microbatch's gradient.
+    """
     cls = space.graph.classes[node.class_key]
     pairs = [*zip(node.group.reads, option.needs, strict=True), *zip(node.group.exports, option.gives, strict=True)]
-    return 2.0 * sum(cls.tensors[n].bytes / split_factor(s, space.mesh) for n, s in pairs)
+    parts = [(n, split_factor(s, space.mesh)) for n, s in pairs]
+    there = {n: split_factor(s, space.mesh) for n, s in held.items()}
+    return 2.0 * sum(cls.tensors[n].bytes / k for n, k in parts if there.get(n) != k)
 
 
 def specs_in_group(group: Group, option: GroupStrategy) -> dict[str, Spec]:

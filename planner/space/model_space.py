@@ -12,13 +12,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-from costmodel.estimator import OpCost, Pricing, Traffic
+from costmodel.estimator import OpCost, Pricing
 from costmodel.graph import ModelGraph, Op, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, Strategy, divides
+from costmodel.traffic import Traffic
 from planner.search.problem import IntraOpProblem
+from planner.space.accumulation import with_accumulation
 from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
+from planner.space.inputs import first_reads
 from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, Place, PortNode
 from planner.space.parameters import storages, whole_storage
 from planner.space.prices import SpacePrices
@@ -251,9 +254,17 @@ class ModelSpace:
                 self.links.append(Link(found[0], found[1], end, tensor, 1))
 
     @cached_property
+    def first_inputs(self) -> dict[str, dict[str, list[Tensor]]]:
+        """Class -> input -> leaves of the batch and of carried state that no block before reads."""
+        found: dict[str, dict[str, list[Tensor]]] = {key: {} for key in self.graph.classes}
+        for value, (key, name) in first_reads(self.graph, self.graph.blocks).items():
+            found[key].setdefault(name, []).append(self.graph.values[value])
+        return found
+
+    @cached_property
     def prices(self) -> SpacePrices:
         """Prices of one block and one microbatch, independent of the setting."""
-        return SpacePrices.of(self)
+        return with_accumulation(self, SpacePrices.of(self))
 
     def problem(self, setting: Setting, *, limit_bytes: float) -> IntraOpProblem:
         """The problem for one setting; `limit_bytes` is what a device has for state and activations."""

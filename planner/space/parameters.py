@@ -180,7 +180,27 @@ def state_bytes(
         return value, 0.0, 0.0
     gradient = elements * parameter.gradient_itemsize / split_factor(storage.gradient, tuple(mesh))
     optimizer = elements * parameter.optimizer_bytes_per_element / split_factor(storage.optimizer, tuple(mesh))
-    return value, gradient, optimizer
+    return value, gradient, optimizer + parameter.optimizer_whole_bytes * elements / max(1, parameter.elements)
+
+
+def arising_bytes(
+    parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int], *, accumulates: bool
+) -> float:
+    """Bytes on one device of a microbatch's gradient, beside the accumulator that it is added to.
+
+    It arises split as the value is, whatever the accumulator's split (ZeRO-2). One that is not added to others is the
+    accumulator, unless that is split further.
+    """
+    if not parameter.trained or (not accumulates and storage.gradient == storage.value):
+        return 0.0
+    return elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+
+
+def reduced_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> float:
+    """Bytes on one device of a gradient as the update takes it."""
+    if not parameter.trained:
+        return 0.0
+    return elements * parameter.gradient_itemsize / split_factor(storage.optimizer, tuple(mesh))
 
 
 def update_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> float:
@@ -188,4 +208,5 @@ def update_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Se
     if not parameter.trained:
         return 0.0
     each = 2 * parameter.itemsize + parameter.gradient_itemsize + 2 * parameter.optimizer_bytes_per_element
-    return elements * each / split_factor(storage.optimizer, tuple(mesh))
+    whole = 2 * parameter.optimizer_whole_bytes * elements / max(1, parameter.elements)
+    return elements * each / split_factor(storage.optimizer, tuple(mesh)) + whole

@@ -1,7 +1,8 @@
 """Prices of a space's options and casts, of one block and one microbatch, and the problem of any setting made of them.
 
 Times are seconds of one step: microbatches x (forward + backward) + once. The memory row is
-``(state + in_flight x saved) / stages`` against what the device kind has free.
+``(state + in_flight x saved + batch) / stages`` against what the device kind has free. State includes one microbatch's
+gradient beside the accumulator.
 """
 
 import math
@@ -16,8 +17,9 @@ from costmodel.sharding import Spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
 from planner.space.backward import takes_again
 from planner.space.group_costs import group_cost, group_live, group_saved, sharers_of
+from planner.space.inputs import input_bytes
 from planner.space.nodes import AnyNode, GroupNode, ParameterNode, Place, PortNode
-from planner.space.parameters import parameter_matrix, state_bytes, update_bytes, whole_read_matrix
+from planner.space.parameters import arising_bytes, parameter_matrix, state_bytes, update_bytes, whole_read_matrix
 from planner.space.setting import Remat, Setting
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class NodePrices:
     backward_s: Floats
     once_s: Floats
     state_bytes: Floats
+    batch_bytes: Floats  # of all blocks, for each microbatch of the step
+    arising_bytes: dict[bool, Floats]  # by whether gradients accumulate
     saved_bytes: Floats  # kept without remat
     entry_bytes: Floats  # kept under full remat: the block's inputs
     live_bytes: Floats
@@ -63,6 +67,7 @@ class EdgePrices:
 class SpacePrices:
     nodes: tuple[NodePrices, ...]
     edges: tuple[EdgePrices, ...]
+    fixed_bytes: int  # on every device, whatever the choice
 
     @staticmethod
     def of(space: "ModelSpace") -> "SpacePrices":
@@ -84,7 +89,7 @@ class SpacePrices:
             for link in space.links
         ]
         nodes = tuple(_node_prices(space, names[i], node) for i, node in enumerate(space.nodes))
-        return SpacePrices(nodes, tuple(edges))
+        return SpacePrices(nodes, tuple(edges), space.graph.optimizer_bytes)
 
     def _heaviest(self) -> str:
         """The block class that saves most while it runs again: a row has one block of one class at a time."""
@@ -99,7 +104,8 @@ class SpacePrices:
         for p in self.nodes:
             per_microbatch = p.forward_s * (2.0 if full else 1.0) + p.backward_s
             kept = p.entry_bytes if full else p.saved_bytes
-            memory = p.count * (p.state_bytes + setting.in_flight * kept) / setting.stages
+            state = p.state_bytes + p.arising_bytes[setting.accumulates]
+            memory = (p.count * (state + setting.in_flight * kept) + times * p.batch_bytes) / setting.stages
             if full and p.class_key == heaviest:
                 memory = memory + p.saved_bytes  # one block at a time is run again and kept
             nodes.append(
@@ -117,13 +123,15 @@ class SpacePrices:
             if e.once_s is not None:
                 cost = cost + e.count * e.once_s
             edges.append(replace(e.tensor, cast_time_s=cost))
-        return IntraOpProblem(nodes=tuple(nodes), tensors=tuple(edges), budget_bytes=np.array([limit_bytes]))
+        budget = np.array([limit_bytes - self.fixed_bytes])
+        return IntraOpProblem(nodes=tuple(nodes), tensors=tuple(edges), budget_bytes=budget)
 
 
 def _node_prices(space: "ModelSpace", name: str, node: AnyNode) -> NodePrices:
     options = len(node.options)
     zero = np.zeros(options)
-    forward, backward, once, state, saved, entry, live = (zero.copy() for _ in range(7))
+    forward, backward, once, state, batch, saved, entry, live = (zero.copy() for _ in range(8))
+    arising = {False: zero.copy(), True: zero.copy()}
     count = 1
     if isinstance(node, GroupNode):
         count = space.counts[node.class_key]
@@ -138,13 +146,21 @@ def _node_prices(space: "ModelSpace", name: str, node: AnyNode) -> NodePrices:
         layers = count if node.tensor in space.once[node.class_key] else 1
         if any(name == node.tensor for _, name in space.again[node.class_key, "full"]):
             entry[:] = [tensor.bytes / split_factor(spec, space.mesh) / layers for spec in node.options]
+        for value in space.first_inputs[node.class_key].get(node.tensor, ()):
+            for j, spec in enumerate(node.options):
+                if space.graph.batch_dims.get(value.name) is None:
+                    state[j] += input_bytes(space.graph, value, spec, space.mesh, 1) / count
+                else:
+                    batch[j] += input_bytes(space.graph, value, spec, space.mesh, 1)
     elif isinstance(node, ParameterNode):
         count, facts, elements = node.count, space.graph.params[node.names[0]], math.prod(node.tensor.shape)
         for j, storage in enumerate(node.options):
             state[j] = sum(state_bytes(facts, elements, storage, space.mesh))
+            for accumulates, row in arising.items():
+                row[j] = arising_bytes(facts, elements, storage, space.mesh, accumulates=accumulates)
             once[j] = space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
     key = node.class_key if isinstance(node, GroupNode) else ""
-    return NodePrices(name, key, count, forward, backward, once, state, saved, entry, live)
+    return NodePrices(name, key, count, forward, backward, once, state, batch, arising, saved, entry, live)
 
 
 def _edges_inside(space: "ModelSpace", key: str, cls: BlockClass) -> list[EdgePrices]:

@@ -14,3 +14,8 @@ class Setting:
     stages: int
     in_flight: int
     remat: Remat
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a gradient is added to those of other microbatches. Programs of several stages always add."""
+        return self.microbatches > 1 or self.stages > 1

@@ -5,6 +5,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import planner
 from costmodel.errors import InputError, PlanError
 from planner.check.rules import check_plan
 from planner.planfile.codec import decode, encode
@@ -75,3 +76,8 @@ def test_mutated_plans(data):
         render_timeline(plan)
     except PlanError:
         assert any("MP610" <= finding.code <= "MP615" or finding.code == "MP625" for finding in findings)
+    try:
+        step = planner.simulate(plan, share_nics=True, most_what_ifs=1)
+        assert step.text and step.html and json.loads(step.trace) and json.dumps(step.to_plain(), allow_nan=False)
+    except PlanError:
+        assert any("MP610" <= finding.code <= "MP617" or finding.code == "MP625" for finding in findings)

@@ -149,6 +149,7 @@ def test_counts(call, count):
         ["cluster", "init"],
         ["cluster", "show", "none.toml"],
         ["models", "none"],
+        ["simulate", "none.plan.json"],
     ],
 )
 @pytest.mark.parametrize("place", ["no/such/folder/x", ".", "good.plan.json/x", ""])

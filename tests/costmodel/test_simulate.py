@@ -409,3 +409,11 @@ def test_bad_input_to_closed_forms(call):
     with pytest.raises(InputError) as caught:
         call()
     assert caught.value.code == "MP143"
+
+
+def test_forwards_that_nobody_takes_go_nowhere():
+    schedule = parse_schedule("schedule x microbatches 2\n0.0: 0F0 0F1\n1.0: 1F1")
+    times, sends = chain([1.0, 1.0], [1.0, 1.0], 1.0)
+    result = simulate(schedule, times, sends)
+    assert [(str(m.action), m.start_s) for m in result.messages] == [("0F1", 2.0)]
+    assert result.makespan_s == 4.0

@@ -77,7 +77,7 @@ def certificate() -> Certificate:
         hardware_bound_s=0.0,
         hardware_gap=1.0,
         space=("pinned",),
-        status="pinned",
+        status="feasible",
         limit_fired=False,
     )
 

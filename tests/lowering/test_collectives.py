@@ -133,7 +133,7 @@ def test_the_backward_pass_of_a_pipeline_stage_has_no_collective() -> None:
     assert isinstance(trainer, PipelineTrainer)
     reduced = []
     for programs in trainer.programs.values():
-        found = {n: compiled_collectives(t, programs.placement) for n, t in programs.traces().items()}
+        found = {n: compiled_collectives(t, programs.placement) for n, t in programs.traces()}
         assert found["forward"] == found["backward"] == []
         assert all(c.kind == "all_reduce" and c.axes == ("data",) for c in found["once"])
         assert len(found["once"]) == len(programs.micro.trained)

@@ -12,7 +12,7 @@ from jax import lax
 from costmodel.errors import InputError
 from planner.frontend.task import TrainingTask
 from planner.lowering.compile import compile_plan
-from planner.models import gpt
+from planner.models import example_batch, gpt, init_params
 from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
 from tests.lowering.layouts import ONE, TWO, PinnedLayout, zero_0, zero_1, zero_2, zero_3
 
@@ -331,3 +331,12 @@ def test_an_optimizer_that_loops() -> None:
         return jax.tree.map(lambda x: lax.fori_loop(0, 3, lambda i, y: jnp.tanh(y) + i, x), gradients)
 
     check(dataclasses.replace(task(), optimizer=optax.chain(optax.stateless(looped), optax.sgd(0.1))), TWO_STAGES)
+
+
+def test_a_state_that_a_step_consumed() -> None:
+    one = task()
+    trainer = compile_plan(ONE_STAGE.plan(one), one)
+    state, batch = trainer.init(init_params(one)), example_batch(one, 16)
+    trainer.step(state, batch)
+    with pytest.raises(InputError, match="MP119: this state was given to a step before"):
+        trainer.step(state, batch)

@@ -9,9 +9,10 @@ from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import ProfileError
-from costmodel.estimator import OpCost, Pricing, Traffic
+from costmodel.estimator import OpCost, Pricing
 from costmodel.graph import Block, BlockClass, Factor, ModelGraph, Op, Tensor, Work
 from costmodel.sharding import PARTIAL, REPLICATED
+from costmodel.traffic import Traffic
 from profiles.apply import AppliedProfile, apply_profile
 from profiles.catalogue import device_kind
 from profiles.coverage import op_coverage
@@ -208,3 +209,13 @@ def test_coverage_names_what_is_missing_and_its_share() -> None:
     assert (both.measured, both.carried, both.rated) == ((DOT,), ("tanh",), ())
     assert both.measured_share == found.measured_share and both.measured_share + both.carried_share == pytest.approx(1)
     assert "1 are carried over from another microbatch size" in both.describe() and "largest" not in both.describe()
+
+
+def test_lines_without_a_cost_per_byte_are_not_used():
+    """Of two small samples a fit may find none: a gather of any size would then cost the same."""
+    flat = CollectiveLine(kind="all_gather", size=2, stride=1, fixed_s=6e-5, s_per_byte=0.0)
+    copy = CopyLine(route="device_to_device", lanes=2, fixed_s=5e-5, s_per_byte=0.0)
+    applied = apply_profile(CPU, small_profile(collective_lines=(flat,), copy_lines=(copy,)))
+    assert applied.collectives.line("all_gather", 2) is None and applied.copies == {}
+    (note,) = [note for note in applied.notes if "no cost per byte" in note]
+    assert "all_gather of 2, copies in 2 lanes" in note and "--budget" in note

@@ -2,11 +2,17 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
+from jax import lax
 
 import planner
 from costmodel.errors import InfeasibleError, InputError
+from planner.frontend.task import TrainingTask
 from planner.models import gpt
+from planner.search.joint import microbatch_sizes
 from tests.search.test_windows import nodes_of_a100
 
 
@@ -29,6 +35,46 @@ def test_bounds_are_below_the_plan(plan):
     certificate = plan.certificate
     assert 0 < certificate.hardware_bound_s <= certificate.lower_bound_s <= plan.prediction.step_time_s
     assert not any(line.startswith("not used") for line in certificate.space)
+
+
+def rnn():
+    """A scan over time: products inside a region."""
+
+    def loss_fn(params, batch):
+        def cell(h, x):
+            return jnp.tanh(x @ params["w"] + h @ params["u"]), None
+
+        h, _ = lax.scan(cell, jnp.zeros((batch["x"].shape[1], 64)), batch["x"])
+        return jnp.mean((h @ params["v"]) ** 2)
+
+    shape = jax.ShapeDtypeStruct
+    params = {"w": shape((32, 64), jnp.float32), "u": shape((64, 64), jnp.float32), "v": shape((64, 8), jnp.float32)}
+    batch = {"x": shape((16, 12, 32), jnp.float32)}
+    return TrainingTask(
+        loss_fn=loss_fn, params=params, batch=batch, optimizer=optax.adam(1e-3), batch_dims={"x": 1}, name="rnn"
+    )
+
+
+@pytest.mark.parametrize("task", [small(dtype="bfloat16"), rnn()], ids=["bfloat16", "rnn"])
+def test_hardware_bounds_hold_for_vectors_and_regions(task):
+    """On slow devices with fast links, arithmetic is all that there is."""
+    slow = {
+        "name": "slow",
+        "platform": "cpu",
+        "peak_flops_per_s": {"float32": 1e8, "bfloat16": 1e8, "float64": 1e8},
+        "memory_bytes": 1_000_000_000,
+        "memory_bandwidth_bytes_per_s": 4e8,
+    }
+    cluster = nodes_of_a100(1, 2, device=slow, intra=[{"span": 2, "bandwidth_bytes_per_s": 5e11, "latency_s": 1e-9}])
+    plan = planner.plan(task, cluster=cluster, global_batch=12, baselines=False)
+    assert 0 < plan.certificate.hardware_bound_s <= plan.prediction.step_time_s
+    assert not any(line.startswith("not used") for line in plan.certificate.space)
+
+
+def test_batches_with_large_divisors():
+    assert microbatch_sizes(10_000_019) == (10_000_019, 1)
+    assert microbatch_sizes(10**12)[:3] == (10**12, 10**12 // 2, 10**12 // 4)
+    assert microbatch_sizes(36) == (36, 18, 12, 9, 6, 4, 3, 2, 1)
 
 
 @pytest.mark.parametrize(("devices", "batch"), [(3, 12), (7, 35)])

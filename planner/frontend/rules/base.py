@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from costmodel.graph import Dims, Factor, Op, Work
+from costmodel.graph import Dims, Factor, Inside, Op, Touch, Work
 from costmodel.sharding import REPLICATED, Strategy, local_shape, operand_spec, result_spec
 from planner.frontend import jax_compat as jc
 from planner.frontend.canonical import describe_param
@@ -42,6 +42,9 @@ class Factorisation:
         flops: forward floating point operations; backward_flops: of the whole backward pass, None where that is
             `flops` for each operand that needs a gradient.
         fuses: the compiler fuses it with its neighbours.
+        touches: operands and results of which it reads or writes a part only.
+        inside, inside_backward: of an equation that holds programs, what they do, forward and backward.
+        guessed_trips: lines of the loops in those whose trip count is data.
     """
 
     factors: tuple[Factor, ...]
@@ -53,6 +56,10 @@ class Factorisation:
     backward_flops: float | None = None
     work: Work = "elementwise"
     fuses: bool = True
+    touches: tuple[Touch, ...] = ()
+    inside: Inside | None = None
+    inside_backward: Inside | None = None
+    guessed_trips: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ The function and its derivative are captured, and a split must go through both a
 comes out as the operand's spec demands. Where the user's derivative cannot be traced the equation runs as it is, whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from costmodel.sharding import PARTIAL, VARYING
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import COMPOSITES, Equation, Operand, Value
 from planner.frontend.joint import Classes, Joined, Obstacle, spread
+from planner.frontend.rules.amount import Amount, backward_amount, forward_amount
 from planner.frontend.rules.base import Placement, register
 from planner.frontend.rules.factors import is_inexact
 from planner.frontend.rules.region import (
@@ -36,7 +37,6 @@ from planner.frontend.rules.region import (
     once,
     output_states,
     state_of,
-    total_flops,
 )
 
 # The cotangent of a pending sum is equal everywhere, that of a value that is equal everywhere is a pending sum.
@@ -65,12 +65,16 @@ class Custom(Region):
         """The programs of the derivative, their dims joined with those of the function."""
         raise NotImplementedError
 
+    def derivative_amount(self, programs: Mapping[str, Joined]) -> Amount:
+        """What the backward pass takes."""
+        raise NotImplementedError
+
     def build(self, eqn: Equation) -> Inner:
         classes = Classes()
         call = self.call(eqn, classes)
         for i, o in enumerate(call.program.outputs):
             join_results(classes, eqn, i, o)
-        inner = Inner({"call": call}, classes, flops=total_flops(call))
+        inner = Inner({"call": call}, classes, ahead=forward_amount(call))
         inner.operand_dims, inner.result_dims = dims_of_values(call.program.inputs), dims_of_results(eqn)
         if not any(self.moving(eqn)):
             return inner
@@ -81,9 +85,11 @@ class Custom(Region):
             inner.whole = f"tracing the custom derivative failed: {type(error).__name__}: {first}"
             whole: list[list[object]] = [[None] * len(shape) for shape in eqn.in_shapes]
             inner.operand_dims, inner.result_dims = whole, [[None] * len(shape) for shape in eqn.out_shapes]
-            inner.backward_flops = 2 * total_flops(call)
+            inner.back = inner.ahead.times(2.0)
             return inner
-        inner.backward_flops = sum(total_flops(j) for name, j in inner.programs.items() if name != "call")
+        if "forward" in inner.programs:  # what runs instead where something is differentiated
+            inner.ahead = forward_amount(inner.programs["forward"])
+        inner.back = self.derivative_amount(inner.programs)
         return inner
 
     def _follow(self, eqn: Equation, joined: Joined, root: object) -> tuple[dict[str, State], Any] | Obstacle:
@@ -121,6 +127,10 @@ class CustomJvp(Custom):
         for i, o in zip(moved, outs[len(eqn.outputs) :], strict=True):
             join_results(classes, eqn, i, o)
         return {"tangent": tangent}
+
+    def derivative_amount(self, programs: Mapping[str, Joined]) -> Amount:
+        """JAX transposes what the tangent program does with tangents."""
+        return backward_amount(programs["tangent"])
 
     def solve(self, eqn: Equation, inner: Inner, root: object) -> Solution | Obstacle:
         found = self._follow(eqn, inner.programs["call"], root)
@@ -185,6 +195,9 @@ class CustomVjp(Custom):
         for i, b in zip(kept, backward.program.outputs, strict=True):
             join_dims(classes, call.program.inputs[consts + i], b)
         return {"forward": forward, "backward": backward}
+
+    def derivative_amount(self, programs: Mapping[str, Joined]) -> Amount:
+        return forward_amount(programs["backward"])
 
     def ahead(self, eqn: Equation, moving: Sequence[bool]) -> tuple[Any, int]:
         """The forward function as a closed jaxpr of arguments -> (residuals, results), and the number of residuals."""

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from costmodel.graph import Touch
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Equation
 from planner.frontend.rules.base import Factorisation, Placement, Residual, Rule, elements, register
@@ -105,6 +106,7 @@ class Gather(Rule):
             linear=((0,),) if adds_up(eqn.inputs[0]) and self._keeps_sums(eqn) else (),
             residuals=((1,),),
             work="data",
+            touches=(Touch(0, ~0, by_index=True),),
         )
 
     def _keeps_sums(self, eqn: Equation) -> bool:
@@ -204,6 +206,7 @@ class Scatter(Rule):
             flops=elements(updates),
             work="data",
             fuses=False,
+            touches=(Touch(0, 2), Touch(~0, 2)),
         )
 
     def linear_sets(self, eqn: Equation) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,7 @@ from jax import lax
 from costmodel.sharding import PARTIAL, VARYING
 from planner.frontend.flat import Equation, Program, Value
 from planner.frontend.joint import Classes, Obstacle, Spread, spread
+from planner.frontend.rules.amount import Amount, backward_amount, forward_amount
 from planner.frontend.rules.base import Placement, register
 from planner.frontend.rules.factors import adds_up
 from planner.frontend.rules.region import (
@@ -29,8 +30,6 @@ from planner.frontend.rules.region import (
     on_first,
     output_states,
     shared_states,
-    total_backward_flops,
-    total_flops,
 )
 
 
@@ -60,8 +59,8 @@ class Scan(Region):
         inner = Inner(
             {"body": body},
             classes,
-            flops=total_flops(body) * length,
-            backward_flops=total_backward_flops(body) * length,
+            ahead=forward_amount(body).times(length),
+            back=backward_amount(body).times(length),
         )
         for i, value in enumerate(inputs):
             dims: list[object] = [(value.name, d) for d in range(len(value.shape))]
@@ -136,7 +135,7 @@ class Scan(Region):
 
 @register("while")
 class While(Region):
-    """A loop whose trip count is data: costed as one trip (and reported so), since nothing states the count.
+    """A loop whose trip count is data: costed as one trip, and reported so (MP174), since nothing states the count.
 
     All devices run it equally often: a condition on split values is all-reduced, or the values do not split. Under vmap
     JAX leaves a condition for each example: the loop runs while one holds, and an example that is done stays as it is.
@@ -158,8 +157,8 @@ class While(Region):
         inner = Inner(
             {"cond": condition, "body": body},
             classes,
-            flops=total_flops(condition) + total_flops(body),
-            backward_flops=total_backward_flops(body),
+            ahead=forward_amount(condition) + forward_amount(body),
+            back=backward_amount(body),
         )
         inner.operand_dims = dims_of_values([*condition.program.inputs[:nc], *body.program.inputs])
         inner.result_dims = inner.operand_dims[nc + nb :]
@@ -216,6 +215,10 @@ class While(Region):
         )
 
 
+def _weight(amount: Amount) -> tuple[float, float]:
+    return amount.flops, amount.inside.memory_bytes
+
+
 @register("cond")
 class Branches(Region):
     """One of several programs, chosen by a number; costed as the most expensive one."""
@@ -233,8 +236,8 @@ class Branches(Region):
         inner = Inner(
             programs,
             classes,
-            flops=max(map(total_flops, programs.values())),
-            backward_flops=max(map(total_backward_flops, programs.values())),
+            ahead=max(map(forward_amount, programs.values()), key=_weight),
+            back=max(map(backward_amount, programs.values()), key=_weight),
         )
         inner.operand_dims = [[], *dims_of_values(first.program.inputs)]
         inner.result_dims = dims_of_results(eqn)

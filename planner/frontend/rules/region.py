@@ -23,6 +23,7 @@ from planner.frontend.canonical import describe_param, program_text
 from planner.frontend.flat import REGIONS, Equation, Operand, Program, Use, Value, flatten
 from planner.frontend.gradients import annotated, depends, depends_in_loop
 from planner.frontend.joint import Classes, Joined, Obstacle, Spread, class_size, join_ops, make_ops
+from planner.frontend.rules.amount import Amount, guessed_trips
 from planner.frontend.rules.base import Factorisation, Placement, Rule, rule_for
 from planner.frontend.rules.factors import adds_up, is_inexact
 from planner.lowering.spmd import LocalProgram
@@ -56,6 +57,7 @@ class Inner:
         programs: by name.
         operand_dims, result_dims: class item of every dim, or None for a dim that the equation walks along.
         solutions: class root -> what a split of it does, or why there is none.
+        ahead, back: what running the equation takes, forward and in the backward pass.
         whole: why nothing splits and the equation runs as it is; empty where it does not.
     """
 
@@ -65,8 +67,8 @@ class Inner:
     result_dims: list[list[object]] = field(default_factory=list)
     solutions: dict[object, Solution | Obstacle] = field(default_factory=dict)
     roots: list[object] = field(default_factory=list)
-    flops: float = 0.0
-    backward_flops: float = 0.0
+    ahead: Amount = field(default_factory=Amount)
+    back: Amount = field(default_factory=Amount)
     whole: str = ""
 
 
@@ -118,15 +120,7 @@ def load(
     ops = make_ops(
         program, lambda e: op_facts.op_from_equation(e, rule_for(e.primitive.name), lambda v: v.name in moved)
     )
-    return join_ops(program, ops, classes)
-
-
-def total_flops(joined: Joined) -> float:
-    return sum(op.flops for op in joined.ops.values())
-
-
-def total_backward_flops(joined: Joined) -> float:
-    return sum(op.backward_flops for op in joined.ops.values())
+    return replace(join_ops(program, ops, classes), moved=frozenset(moved))
 
 
 def join_dims(classes: Classes, a: Operand, b: Operand) -> None:
@@ -369,10 +363,13 @@ class Region(Rule):
             in_dims=in_dims,
             out_dims=out_dims,
             residuals=(everything,) * len(eqn.inputs),
-            flops=inner.flops,
-            backward_flops=inner.backward_flops,
+            flops=inner.ahead.flops,
+            backward_flops=inner.back.flops,
             work="opaque",
             fuses=False,
+            inside=inner.ahead.inside,
+            inside_backward=inner.back.inside,
+            guessed_trips=tuple(dict.fromkeys(guessed_trips(eqn, inner.programs))),
         )
 
     def local(self, eqn: Equation, place: Placement, args: list[Any]) -> list[Any]:

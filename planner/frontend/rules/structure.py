@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from costmodel.graph import Dims, Work
+from costmodel.graph import Dims, Touch, Work
 from planner.frontend.flat import Equation, scalar_of
 from planner.frontend.rules.base import Factorisation, Placement, Rule, register
 from planner.frontend.rules.factors import FactorList, adds_up
@@ -25,6 +25,7 @@ def rearrangement(
     linear: Sequence[Sequence[int]] = ((0,),),
     residuals: tuple[tuple[int, ...], ...] = (),
     work: Work = "data",
+    touches: tuple[Touch, ...] = (),
 ) -> Factorisation:
     """Facts of an op that only moves elements; `linear` holds where the elements can be added up."""
     return Factorisation(
@@ -34,6 +35,7 @@ def rearrangement(
         linear=tuple(tuple(s) for s in linear) if adds_up(eqn.outputs[0]) else (),
         residuals=residuals,
         work=work,
+        touches=touches,
     )
 
 
@@ -252,7 +254,7 @@ class Slice(Rule):
     def factorise(self, eqn: Equation) -> Factorisation:
         factors = FactorList()
         operand, result = cut(eqn.in_shapes[0], eqn.out_shapes[0], self._whole(eqn), factors)
-        return rearrangement(eqn, factors, [operand], [result])
+        return rearrangement(eqn, factors, [operand], [result], touches=(Touch(0, ~0),))
 
     def local_params(self, eqn: Equation, place: Placement) -> dict[str, Any]:
         held = place.local_in(0, eqn.in_shapes[0])
@@ -278,7 +280,14 @@ class DynamicSlice(Rule):
         shape, window = eqn.in_shapes[0], eqn.out_shapes[0]
         operand, result = cut(shape, window, [n == w for n, w in zip(shape, window, strict=True)], factors)
         starts = tuple(range(1, len(eqn.inputs)))
-        return rearrangement(eqn, factors, [operand, *([()] * len(starts))], [result], residuals=(starts,))
+        return rearrangement(
+            eqn,
+            factors,
+            [operand, *([()] * len(starts))],
+            [result],
+            residuals=(starts,),
+            touches=(Touch(0, ~0),),
+        )
 
     def local_params(self, eqn: Equation, place: Placement) -> dict[str, Any]:
         return {**eqn.params, "slice_sizes": place.local_out(0, eqn.out_shapes[0])}
@@ -300,6 +309,7 @@ class DynamicUpdateSlice(Rule):
             [operand],
             linear=((0, 1),),
             residuals=(starts, starts),
+            touches=(Touch(0, 1), Touch(~0, 1)),
         )
 
 

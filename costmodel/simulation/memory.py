@@ -1,0 +1,84 @@
+"""Memory of each actor over the step: what is always there, and what microbatches in flight hold.
+
+An activation is held from the start of its F to the end of its B, or of its W in a schedule that splits backwards;
+there a part of it may go already with the B.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from costmodel.errors import InputError
+from costmodel.schedule.actions import Actor
+from costmodel.simulation.result import Simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """What an actor holds on each of its devices.
+
+    Args:
+        always_bytes: parameters, gradients, optimizer state, buffers, and what a microbatch needs while it runs.
+        saved_bytes: what one microbatch on one (virtual) stage keeps for its backward.
+        limit_bytes: what the device has; None if unknown.
+    """
+
+    always_bytes: int
+    saved_bytes: int
+    limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Bytes on each device of an actor: `bytes[i]` from `times_s[i]` until the next time. Times increase, the first is
+    0; `peak_bytes` is the largest value."""
+
+    actor: Actor
+    times_s: tuple[float, ...]
+    bytes: tuple[int, ...]
+    peak_bytes: int
+    limit_bytes: int | None
+
+
+def memory_over_time(
+    simulation: Simulation, held: Mapping[Actor, HeldBytes], *, released_by_b: float = 0.0
+) -> tuple[MemoryCurve, ...]:
+    """The curve of each actor, in the schedule's order.
+
+    Args:
+        simulation: with its timeline.
+        held: by actor.
+        released_by_b: share of what is saved that goes at the end of B where W comes later; from 0 to 1.
+
+    Raises:
+        InputError: MP145 if an actor is missing in `held`.
+    """
+    curves = []
+    split = simulation.program.split
+    for row, starts_s, ends_s in zip(simulation.schedule.actions, simulation.starts_s, simulation.ends_s):
+        if row.actor not in held:
+            raise InputError("MP145", f"no memory for {row.actor}, {len(held)} others are given")
+        item = held[row.actor]
+        early = round(item.saved_bytes * released_by_b) if split else item.saved_bytes
+        goes = {"F": 0, "B": early, "W": item.saved_bytes - early}
+        changes: dict[float, int] = {0.0: 0}
+        for action, start_s, end_s in zip(row.actions, starts_s, ends_s):
+            if action.kind == "F":
+                changes[start_s] = changes.get(start_s, 0) + item.saved_bytes
+            elif goes[action.kind]:
+                changes[end_s] = changes.get(end_s, 0) - goes[action.kind]
+        times_s, sizes, now = [], [], item.always_bytes
+        for time_s in sorted(changes):
+            if changes[time_s] or not times_s:
+                now += changes[time_s]
+                times_s.append(time_s)
+                sizes.append(now)
+        curves.append(
+            MemoryCurve(
+                actor=row.actor,
+                times_s=tuple(times_s),
+                bytes=tuple(sizes),
+                peak_bytes=max(sizes),
+                limit_bytes=item.limit_bytes,
+            )
+        )
+    return tuple(curves)

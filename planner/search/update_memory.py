@@ -1,0 +1,70 @@
+"""What the optimizer's update takes on a device at once, of gradients and what is made of them.
+
+When the last backward pass is done, what it kept, its transients and its gradient are gone. Then come
+
+* M1 reduction: the accumulated gradients and, where they are summed over devices, the reduced ones beside them;
+* M2 update: the gradients as the update takes them. On the group that updates these are also those of the stage's other
+  groups, and of later stages that read its parameters.
+
+Parameters and optimizer state are updated in place, but XLA copies the state that it writes over while it still reads
+it. In a plan of one stage the copies take the place of gradients that are done with; in a pipeline gradients are
+arguments of the update's programs and stay. Where the state belongs to no parameter (that of all of them in one
+vector), the gradient lies there as such a vector too.
+"""
+
+from typing import TYPE_CHECKING
+
+from planner.search.layout import held_elements
+from planner.space.parameters import reduced_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from planner.search.layout import Layout
+
+
+def update_peak_bytes(layout: "Layout", stage: int, group: int) -> float:
+    """Bytes on one device, parameters and optimizer state aside."""
+    choice, graph = layout.stages[stage], layout.graph
+    decision = choice.groups[group].decision
+    mesh = decision.space.mesh
+    held = held_elements(graph, choice.start, choice.stop)
+    accumulated = reduced = made = state = 0.0
+    sizes: dict[str, float] = {}
+    for name, (elements, _) in held.items():
+        facts, storage, node = graph.params[name], decision.storage[name], decision.parameter_nodes[name]
+        sizes[name] = reduced_bytes(facts, elements, storage, mesh)
+        _, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
+        accumulated += gradient
+        state += optimizer
+        reduced += sizes[name]
+        kinds = {(phase, kind) for phase, kind, _ in decision.gradient_collectives(node)}
+        if kinds & {("once", "all_reduce"), ("once", "reduce_scatter")}:
+            made += sizes[name]
+    if group > 0:
+        return max(accumulated + made, reduced)
+    joined = reduced * len(choice.groups) + _of_later_stages(layout, stage, sizes) + _vector_bytes(layout)
+    if len(layout.stages) == len(choice.groups) == 1:
+        return max(accumulated + made, joined, state)
+    return max(accumulated + made, joined + state)
+
+
+def _of_later_stages(layout: "Layout", stage: int, sizes: dict[str, float]) -> float:
+    """Gradients of tied parameters; each group of a later stage sends its own."""
+    graph, total = layout.graph, 0.0
+    earlier = {n for s in layout.stages[:stage] for n in held_elements(graph, s.start, s.stop)}
+    for other in layout.stages[stage + 1 :]:
+        for name, (_, whole) in held_elements(graph, other.start, other.stop).items():
+            if whole and name in sizes and name not in earlier:
+                total += len(other.groups) * sizes[name]
+    return total
+
+
+def _vector_bytes(layout: "Layout") -> float:
+    """The gradient as one vector, where the optimizer's state is not by parameter."""
+    params = [p for p in layout.graph.params.values() if p.trained]
+    by_parameter = sum(p.elements * p.optimizer_bytes_per_element + p.optimizer_whole_bytes for p in params)
+    if layout.graph.optimizer_bytes <= by_parameter:
+        return 0.0
+    return float(sum(p.elements * p.gradient_itemsize for p in params))
+
+
+__all__ = ["update_peak_bytes"]

@@ -1,0 +1,82 @@
+"""`planner.synthesize_schedule`: optimal where all schedules can be enumerated, and the same each time."""
+
+import itertools
+import random
+
+import pytest
+
+import planner
+from costmodel.errors import InputError
+from costmodel.schedule.straight import StraightCosts, time_words
+from planner.search import schedule_synthesis
+from tests.words import every_word
+
+
+@pytest.mark.parametrize(("p", "m", "cases"), [(1, 4, 4), (2, 3, 14), (3, 2, 14), (2, 4, 2), (4, 1, 4)])
+@pytest.mark.parametrize("post_validation", [False, True])
+def test_optimal_wherever_all_schedules_can_be_enumerated(p, m, cases, post_validation):
+    rng = random.Random(100 * p + m)
+    for case in range(cases):
+        draw = rng.uniform if case % 2 else lambda low, high: float(rng.randint(low, high))
+        delta = rng.choice([(1.0, 0.0, -1.0), (1.0, -0.5, -0.5), (1.0, 0.25, -1.25)])
+        given = {
+            "forward_s": [draw(1, 4) for _ in range(p)],
+            "backward_s": [draw(1, 5) for _ in range(p)],
+            "weight_s": [draw(0, 6) for _ in range(p)],
+            "send_s": [draw(0, 5) for _ in range(p - 1)],
+            "memory_cap": [rng.uniform(max(1.0, 1.0 + delta[1]), m + 1.0) for _ in range(p)],
+            "memory_delta": delta,
+        }
+        costs = StraightCosts(**{name: tuple(values) for name, values in given.items()})
+        all_words = itertools.product(*(every_word(m, cap, delta) for cap in given["memory_cap"]))
+        runs = [times for words in all_words if (times := time_words(costs, words)) is not None]
+        best_s = min(times.longest_span_s if post_validation else times.makespan_s for times in runs)
+        made = planner.synthesize_schedule(**given, microbatches=m, post_validation=post_validation)
+        found_s = made.longest_stage_span_s if post_validation else made.makespan_s
+        assert found_s == pytest.approx(best_s, rel=1e-9), (given, made.method)
+        assert made.lower_bound_s <= best_s * (1 + 1e-9)
+        assert made.gap <= 1e-5
+
+
+def test_the_exact_solver_is_deterministic():
+    given = {
+        "forward_s": [2.31, 3.7, 1.9],
+        "backward_s": [2.9, 3.3, 2.2],
+        "weight_s": [1.1, 4.4, 3.9],
+        "send_s": [1.7, 2.6],
+        "memory_cap": [3, 3, 3],
+        "microbatches": 7,
+    }
+    assert planner.synthesize_schedule(**given) == planner.synthesize_schedule(**given)
+
+
+def test_without_weight_gradients_backwards_stay_whole():
+    made = planner.synthesize_schedule(forward_s=[1, 1], backward_s=[2, 2], microbatches=3, memory_cap=2)
+    assert not made.schedule.splits_backward
+    assert made.makespan_s == 12.0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"microbatches": 0}, "MP143", "microbatches is 0"),
+        ({"forward_s": [], "backward_s": [], "weight_s": []}, "MP143", "stages is 0"),
+        ({"backward_s": [1.0]}, "MP143", "backward_s has 1 entries for 2 stages"),
+        ({"forward_s": [1.0, float("nan")]}, "MP147", "forward_s[1] is nan"),
+        ({"memory_cap": 0.5}, "MP149", "1 on every stage is the smallest that works"),
+        ({"memory_cap": [3.0]}, "MP143", "memory_cap has 1 entries"),
+        ({"memory_delta": (1.0, 0.0)}, "MP143", "memory_delta has 2 entries"),
+    ],
+)
+def test_bad_input(change, code, words):
+    given = {"forward_s": [1.0, 1.0], "backward_s": [1.0, 1.0], "weight_s": [1.0, 1.0], "microbatches": 4}
+    with pytest.raises(InputError) as caught:
+        planner.synthesize_schedule(**(given | change))
+    assert caught.value.code == code
+    assert words in str(caught.value)
+
+
+def test_example_in_the_docstring():
+    import doctest
+
+    assert doctest.testmod(schedule_synthesis).failed == 0
