@@ -73,6 +73,7 @@ MISCOUNTED = frozenset(
         "hf_bart",
         "hk_vq_vae",
         "penzai_llama",
+        "rax_ranking",
     }
 )
 
