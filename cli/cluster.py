@@ -15,17 +15,24 @@ def command() -> None:
 
 @command.command("init", short_help="Write a cluster file of the attached devices.")
 @click.option("--name", default="local", show_default=True, help="The cluster's name.")
+@json_option
 @output_option("the cluster file")
-def init(name: str, output: str | None) -> None:
+def init(name: str, as_json: bool, output: str | None) -> None:
     """Write a cluster file of the attached devices.
 
     Facts that are not known of a device are marked as assumed: replace them, or measure them with `meshplan profile`.
+    With --json, the description that `cluster show --json` gives instead of a cluster file.
     """
     from profiles.cluster_files import render_cluster
     from profiles.devices import attached_cluster
 
     cluster = attached_cluster(name)
-    emit(render_cluster(cluster), output)
+    if as_json:
+        from planner.report.cluster import describe_cluster
+
+        emit(json.dumps(describe_cluster(cluster), indent=1) + "\n", output)
+    else:
+        emit(render_cluster(cluster), output)
     note(f"{cluster.device_count} devices; links between them are assumed until measured")
 
 

@@ -3,10 +3,11 @@
 import json
 import textwrap
 import traceback
+from collections.abc import Sequence
 
 import click
 
-from cli.exitcodes import INTERNAL
+from cli.exitcodes import INTERNAL, USAGE
 from costmodel.errors import PlanError
 
 JSON_WANTED = "meshplan.json"
@@ -32,6 +33,20 @@ def show_plan_error(error: PlanError, context: click.Context) -> int:
     return error.exit_code
 
 
+def show_usage_error(message: str, hint: str, as_json: bool) -> None:
+    """Reports a command line that is not understood."""
+    show_error("MP100", message, hint)
+    if as_json:
+        _print_document("MP100", message, hint, USAGE)
+
+
+def wants_json(args: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, also where it is not understood as a whole."""
+    before = args[: args.index("--")] if "--" in args else args
+    pairs = zip(before, (*before[1:], ""), strict=True)
+    return any(arg in ("--json", "--format=json") or (arg, after) == ("--format", "json") for arg, after in pairs)
+
+
 def show_internal_error(error: Exception, context: click.Context) -> int:
     """Reports a defect with the place where it happened; returns the exit code."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -45,8 +60,12 @@ def show_internal_error(error: Exception, context: click.Context) -> int:
 
 def _show_document(code: str, message: str, hint: str, exit_code: int, context: click.Context) -> None:
     if context.meta.get(JSON_WANTED):
-        entry = {"code": code, "message": message, "hint": hint, "exit_code": exit_code}
-        click.echo(json.dumps({"error": entry}, indent=1))
+        _print_document(code, message, hint, exit_code)
+
+
+def _print_document(code: str, message: str, hint: str, exit_code: int) -> None:
+    entry = {"code": code, "message": message, "hint": hint, "exit_code": exit_code}
+    click.echo(json.dumps({"error": entry}, indent=1))
 
 
 def _fold(text: str) -> str:

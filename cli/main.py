@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cli.exitcodes import INTERRUPTED, MEANINGS, USAGE
-from cli.failures import show_error, show_internal_error, show_plan_error
+from cli.failures import show_internal_error, show_plan_error, show_usage_error, wants_json
 from costmodel.errors import PlanError
 
 COMMANDS = {
@@ -93,7 +93,8 @@ class MeshplanGroup(click.Group):
             code = INTERRUPTED
         except click.ClickException as error:
             path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "meshplan"
-            show_error("MP100", error.format_message(), f"`{path} --help` lists what is understood")
+            given = sys.argv[1:] if args is None else args
+            show_usage_error(error.format_message(), f"`{path} --help` lists what is understood", wants_json(given))
             code = USAGE
         sys.exit(code if isinstance(code, int) else 0)
 

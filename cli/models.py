@@ -5,7 +5,7 @@ import math
 
 import click
 
-from cli.options import json_option, output_option
+from cli.options import COUNT, json_option, output_option
 from cli.output import emit
 
 MOST_PARAMETERS = 30
@@ -13,7 +13,7 @@ MOST_PARAMETERS = 30
 
 @click.command("models", short_help="List built-in models, or show one.")
 @click.argument("spec", metavar="[SPEC]", required=False)
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length instead of the model's own.")
+@click.option("--seq", type=COUNT, help="Sequence length instead of the model's own.")
 @json_option
 @output_option("the list")
 def command(spec: str | None, seq: int | None, as_json: bool, output: str | None) -> None:

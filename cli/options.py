@@ -11,19 +11,33 @@ from cli.failures import JSON_WANTED
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _note_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+def note_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     ctx.meta[JSON_WANTED] = value
     return value
 
 
 json_option: Decorator = click.option(
-    "--json", "as_json", is_flag=True, callback=_note_json, help="One JSON document on stdout; errors too."
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    callback=note_json,
+    help="One JSON document on stdout; errors too.",
 )
 
 
-def output_option(what: str) -> Decorator:
-    """``-o FILE``: where `what` is written, whole or not at all."""
-    return click.option("-o", "--out", "output", metavar="FILE", help=f"Write {what} to FILE instead of stdout.")
+def _check_place(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not ctx.resilient_parsing:
+        from planner.plan_files import require_writable
+
+        require_writable(value)
+    return value
+
+
+def output_option(what: str, help_text: str | None = None) -> Decorator:
+    """``-o FILE``: where `what` is written, whole or not at all. That it can be is checked before anything is done."""
+    text = help_text or f"Write {what} to FILE instead of stdout."
+    return click.option("-o", "--out", "output", metavar="FILE", callback=_check_place, help=text)
 
 
 def model_option(help_text: str, *, required: bool = False) -> Decorator:
@@ -51,4 +65,16 @@ class Duration(click.ParamType):
         return time_s
 
 
-DURATION = Duration()
+class Count(click.ParamType):
+    """A whole number of at least 1."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip()
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or int(text) < 1:
+            self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
+        return int(text)
+
+
+DURATION, COUNT = Duration(), Count()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.exitcodes import FINDINGS, OK
-from cli.options import json_option, model_option
+from cli.options import COUNT, json_option, model_option, output_option
 from cli.output import note, progress, save
 
 if TYPE_CHECKING:
@@ -16,18 +16,18 @@ SCHEDULES = ("auto", "1f1b", "gpipe")
 
 @click.command("plan", short_help="Search the best plan of a model for a cluster.")
 @model_option("What to train", required=True)
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length instead of the model's own.")
+@click.option("--seq", type=COUNT, help="Sequence length instead of the model's own.")
 @click.option("--cluster", metavar="FILE", help="Cluster file. Default: the attached devices.")
-@click.option("--global-batch", type=click.IntRange(min=1), required=True, help="Examples in one step.")
+@click.option("--global-batch", type=COUNT, required=True, help="Examples in one step.")
 @click.option(
     "--profile", metavar="FILE", help="Profile to take costs from. Default: the cached one of the device kind."
 )
-@click.option("-o", "--out", "output", metavar="FILE", help="Write the plan file.")
+@output_option("the plan", "Write the plan file.")
 @json_option
-@click.option("--max-microbatch", type=click.IntRange(min=1), help="Largest microbatch to consider, in examples.")
-@click.option("--microbatch", type=click.IntRange(min=1), help="Pin the microbatch size, in examples.")
+@click.option("--max-microbatch", type=COUNT, help="Largest microbatch to consider, in examples.")
+@click.option("--microbatch", type=COUNT, help="Pin the microbatch size, in examples.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="auto", show_default=True, help="Pipeline schedule.")
-@click.option("--stages", type=click.IntRange(min=1), help="Pin the number of pipeline stages.")
+@click.option("--stages", type=COUNT, help="Pin the number of pipeline stages.")
 @click.option("--name", help="Name of the plan. Default: made of model and cluster.")
 @click.option("--no-baselines", is_flag=True, help="Skip the hand-written configurations to compare with.")
 def command(

@@ -6,26 +6,26 @@ from pathlib import Path
 import click
 
 from cli.fake_devices import request_cpu_devices
-from cli.options import DURATION, json_option, model_option
+from cli.options import COUNT, DURATION, json_option, model_option, output_option
 from cli.output import note, progress
 
 
 @click.command("profile", short_help="Measure the attached devices.")
-@click.option("--devices", type=click.IntRange(min=1), help="How many of the attached devices to use. Default: all.")
-@click.option("-o", "--out", "output", metavar="FILE", help="Write the profile to FILE. Default: the user's cache.")
+@click.option("--devices", type=COUNT, help="How many of the attached devices to use. Default: all.")
+@output_option("the profile", "Write the profile to FILE. Default: the user's cache.")
 @click.option("--budget", type=DURATION, default="2m", show_default=True, help="Time to spend: 90s, 2m, 1h.")
 @model_option("Measure the ops of this model too")
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length of the model.")
+@click.option("--seq", type=COUNT, help="Sequence length of the model.")
 @click.option(
     "--microbatch",
     "microbatches",
-    type=click.IntRange(min=1),
+    type=COUNT,
     multiple=True,
     default=(1,),
     show_default=True,
     help="Microbatch at which to measure the model's ops; repeatable.",
 )
-@click.option("--fake-devices", type=click.IntRange(min=1), help="Use this many CPU devices that share this machine.")
+@click.option("--fake-devices", type=COUNT, help="Use this many CPU devices that share this machine.")
 @json_option
 def command(
     devices: int | None,

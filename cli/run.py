@@ -7,7 +7,7 @@ import click
 
 from cli.exitcodes import OK
 from cli.fake_devices import request_cpu_devices
-from cli.options import json_option, model_option
+from cli.options import COUNT, json_option, model_option
 from cli.output import note
 from costmodel.errors import InputError, MismatchError
 from costmodel.units import format_seconds
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @click.command("run", short_help="Run steps of a plan on the attached devices.")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="How many steps.")
+@click.option("--steps", type=COUNT, default=3, show_default=True, help="How many steps.")
 @model_option("The training function. Default: what the plan was made from")
 @click.option("--cluster", metavar="FILE", help="Check the plan against this cluster file first.")
 @click.option("--compare", is_flag=True, help="Run the same steps on one device too, and compare.")
-@click.option("--fake-devices", type=click.IntRange(min=1), help="Use this many CPU devices that share this machine.")
+@click.option("--fake-devices", type=COUNT, help="Use this many CPU devices that share this machine.")
 @click.option(
     "--verify/--no-verify",
     default=True,
@@ -55,13 +55,15 @@ def command(
     target = planner.load_cluster(cluster) if cluster is not None else None
     if target is not None:
         _require_valid(plan, target)
-    shared = _prepare_devices(plan, target, fake_devices)
+    shared, said = _prepare_devices(plan, target, fake_devices)
     task = _task(plan, model)
     comparable = _check_devices(plan) and (plan.profile is not None or not shared)
     from cli.steps import compare_runs, run_steps, step_time_text, tolerance_of, verified_text
 
     say = note if as_json else click.echo
     trainer = planner.compile_plan(plan, task)
+    if said:
+        note(said)
     if verify:
         note(verified_text(trainer.verify(compiled=False)))
     ours = run_steps(trainer, task, plan, steps, seed, say)
@@ -90,16 +92,17 @@ def device_count(plan: "Plan") -> int:
     return sum(len(group.devices) for stage in plan.stages for group in stage.groups)
 
 
-def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> bool:
-    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether they do."""
+def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> tuple[bool, str]:
+    """Asks for CPU devices that share this machine where the user or the plan's kinds want them; whether they do, and
+    what to tell the user once the plan was checked."""
     needed = device_count(plan)
     if fake_devices is None and not (needed > 1 and _only_cpu(plan, cluster)):
-        return False
+        return False, ""
     count = needed if fake_devices is None else fake_devices
     if request_cpu_devices(count, only=True):
         known = "as they did for the profile" if plan.profile else "and no profile says what each has of it"
-        note(f"{count} CPU devices share this machine, {known}")
-    return True
+        return True, f"{count} CPU devices share this machine, {known}"
+    return True, ""
 
 
 def _only_cpu(plan: "Plan", cluster: "Cluster | None") -> bool:

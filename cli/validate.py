@@ -6,7 +6,7 @@ import click
 
 from cli.exitcodes import FINDINGS, OK, USAGE
 from cli.failures import JSON_WANTED
-from cli.options import model_option
+from cli.options import COUNT, model_option, note_json, output_option
 from cli.output import emit
 from costmodel.errors import InputError
 
@@ -21,10 +21,12 @@ FORMATS = ("text", "json", "junit", "sarif", "github")
 @click.argument("plans", metavar="PLAN...", nargs=-1, required=True)
 @click.option("--cluster", "clusters", metavar="FILE", multiple=True, required=True, help="Cluster file; repeatable.")
 @model_option("Compare with the training function as it is now (imports JAX)")
-@click.option("--seq", type=click.IntRange(min=1), help="Sequence length. Default: the plan's.")
+@click.option("--seq", type=COUNT, help="Sequence length. Default: the plan's.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Form of output.")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
-@click.option("-o", "--out", "output", metavar="FILE", help="Write the findings to FILE instead of stdout.")
+@click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=note_json, help="Same as --format json; errors too."
+)
+@output_option("the findings")
 @click.pass_context
 def command(
     context: click.Context,
@@ -66,6 +68,7 @@ def command(
 def _check(
     path: str, targets: "list[tuple[str, Cluster]]", model: str | None, sequence: int | None
 ) -> "list[CheckResult]":
+    from planner.check.codes import MODEL_RULES
     from planner.check.formats import CheckResult
     from planner.check.rules import check_plan
     from planner.plan_files import read_bytes
@@ -77,21 +80,23 @@ def _check(
     drifted = ()
     if model is not None:
         import planner
-        from planner.check.drift import drift
+        from planner import api
 
-        task = planner.load_task(model, sequence or plan.model.sequence)
-        drifted = drift(plan, planner.capture_record(task, plan))
+        drifted = api.model_findings(plan, planner.load_task(model, sequence or plan.model.sequence))
     results = []
+    skipped = () if model is not None else MODEL_RULES
     for name, cluster in targets:
         findings = (*drifted, *check_plan(plan, cluster))
         lines = find_lines(data.decode("utf-8-sig"), tuple(finding.where for finding in findings))
-        results.append(CheckResult(plan=path, cluster=name, findings=findings, lines=lines))
+        results.append(CheckResult(plan=path, cluster=name, findings=findings, lines=lines, skipped=skipped))
     return results
 
 
 def _bad_input(path: str, cluster: str, error: InputError) -> "CheckResult":
+    from planner.check.codes import RULES
     from planner.check.formats import CheckResult
     from planner.planfile.schema import Finding
 
+    skipped = tuple(rule.code for rule in RULES)
     finding = Finding(code=error.code, severity="error", message=error.message, hint=error.hint)
-    return CheckResult(plan=path, cluster=cluster, findings=(finding,), lines=(1,))
+    return CheckResult(plan=path, cluster=cluster, findings=(finding,), lines=(1,), skipped=skipped)

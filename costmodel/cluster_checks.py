@@ -76,6 +76,9 @@ def _check_tiers(group: "DeviceGroup", path: str) -> None:
                 "MP136", f"{here}.span must be above {last}, got {tier.span}", "list tiers from narrow to wide"
             )
         last = tier.span
+        if tier.span > group.devices_per_node:
+            got = f"{here}.span is {tier.span}, a node has devices_per_node = {group.devices_per_node}"
+            raise InputError("MP136", got, "a span is a number of devices of one node; links between nodes are 'inter'")
     if group.intra and last < group.devices_per_node:
         here = f"{path}.intra[{len(group.intra) - 1}].span"
         got = f"{here} must reach devices_per_node = {group.devices_per_node}, got {last}"

@@ -12,6 +12,8 @@ from costmodel.errors import InputError
 
 T = TypeVar("T")
 
+LARGEST_INTEGER = (1 << 63) - 1
+
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
@@ -55,7 +57,19 @@ def _explain(text: str, record: type, code: str, root: str) -> InputError:
         }
         hint = hints.get((wrong["want"], wrong["got"]), "")
         return InputError(code, f"{where} must be {wrong['want']}, got {wrong['got']}", hint)
+    if "enum value" in what and (legal := _choices(record, at)):
+        return InputError(
+            code, f"{where}: {what}", suggestion(what.split("'")[1] if "'" in what else "", legal, "legal:")
+        )
     return InputError(code, f"{where}: {what}")
+
+
+def _choices(record: type, path: str) -> tuple[str, ...]:
+    """Legal values of the field at `path`, where it is one of some words."""
+    info: Any = msgspec.inspect.type_info(record)
+    for step in re.findall(r"\.\.\.|[^.\[\]$]+|\[[^\]]*\]", path):
+        info = _table(info, step)
+    return tuple(str(value) for value in info.values) if isinstance(info, msgspec.inspect.LiteralType) else ()
 
 
 def field_names(record: type, path: str) -> tuple[str, ...]:
@@ -124,6 +138,8 @@ def require_number(
     """Raises InputError unless `value` is finite and ``above < value``, ``least <= value``, ``value <= most``."""
     if least is not None:
         above = None
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise InputError(code, f"{path} is a whole number of {len(str(abs(value)))} digits", "write a smaller one")
     high_enough = (above is None or value > above) and (least is None or value >= least)
     if math.isfinite(value) and high_enough and (most is None or value <= most):
         return

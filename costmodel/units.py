@@ -25,3 +25,13 @@ def format_rate(per_s: float, unit: str) -> str:
         if abs(per_s) >= size:
             return f"{per_s / size:.3g} {prefix}{unit}"
     return f"{per_s:.3g} {unit}"
+
+
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """A number of things in words.
+
+    Example:
+        >>> format_count(1, "microbatch", "microbatches"), format_count(2, "device")
+        ('1 microbatch', '2 devices')
+    """
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"

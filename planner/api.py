@@ -1,20 +1,26 @@
 """The Python API: `plan`, `compile_plan`, `reference` and what they need, on files or objects."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph, UpdateJoins
+from planner import arguments as given
 from planner.assemble import assemble_plan, model_record
+from planner.check.drift import drift
+from planner.completeness import missing_in_plan
 from planner.figure_sources import figure_sources
 from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
 from planner.frontend.microbatch import MicrobatchCheck, check_microbatches
 from planner.frontend.task import TrainingTask
-from planner.lowering.compile import Trainer, compile_plan
-from planner.lowering.reference import Reference, reference
+from planner.lowering import compile as lowering
+from planner.lowering.compile import Trainer
+from planner.lowering.reference import Reference
+from planner.lowering.reference import reference as one_device
 from planner.models import load_model
 from planner.op_findings import op_findings
 from planner.planfile.schema import BaselinePlan, Finding, ModelRecord, Plan
@@ -22,20 +28,20 @@ from planner.profile_facts import coverage_findings, facts_of_kinds, with_measur
 from planner.search.baselines import Baseline, baselines
 from planner.search.joint import Request, microbatch_sizes, search
 from planner.search.pinned import StagePin
-from profiles.cluster_files import load_cluster
 from profiles.schema import Profile
-from profiles.store import profile_id, read_profile
+from profiles.store import profile_id
 
 Progress = Callable[[str, int, int], None]
 
 
-def load_task(spec: str, sequence: int | None = None) -> TrainingTask:
+def load_task(spec: str | Path, sequence: int | None = None) -> TrainingTask:
     """The task of a built-in name, dimensions, a ``config.json`` or ``path.py:function``."""
-    return load_model(spec, seq=sequence)
+    call = 'planner.load_task("gpt2")'
+    return load_model(given.require_spec(spec, call), seq=given.optional_count("sequence", sequence))
 
 
 def plan(
-    model: TrainingTask | str,
+    model: TrainingTask | str | Path,
     *,
     cluster: Cluster | str | Path,
     global_batch: int,
@@ -67,12 +73,22 @@ def plan(
         InputError: something given cannot be used. InfeasibleError: nothing fits; the message says by how much.
     """
     say = progress or (lambda what, done, total: None)
+    call = 'planner.plan(task, cluster="cluster.toml", global_batch=512)'
+    model = given.require_model(model, call)
     spec = model if isinstance(model, str) else None
+    global_batch = given.require_count("global_batch", global_batch, most=given.LARGEST_BATCH)
+    max_microbatch = given.optional_count("max_microbatch", max_microbatch)
+    microbatch = given.optional_count("microbatch", microbatch)
+    given.require_microbatch(microbatch, global_batch)
+    schedule = given.require_choice("schedule", schedule, given.SCHEDULES)
+    stages, pins = given.optional_count("stages", stages), given.require_pins(pins, call)
+    name, sequence = given.require_text("name", name), given.optional_count("sequence", sequence)
+    target = given.require_cluster(cluster, call)
+    measured = given.require_profile(profile, call)
+    if not isinstance(model, str) and sequence is not None:
+        message = f"sequence={sequence} was given with a task, whose sequence length is that of its batch"
+        raise InputError("MP124", message, "make the task for this length, or give the model's name in its place")
     task = load_task(model, sequence) if isinstance(model, str) else model
-    target = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    if global_batch < 1:
-        raise InputError("MP161", f"global_batch={global_batch}; a step has at least one example", "")
-    measured = profile if profile is None or isinstance(profile, Profile) else read_profile(profile)
     say("checking microbatches", 0, 1)
     check = check_microbatches(task)
     sizes = microbatch_sizes(global_batch, largest=max_microbatch, only=microbatch)
@@ -186,8 +202,51 @@ def _record(graph: ModelGraph, task: TrainingTask, spec: str | None, sequence: i
 
 def capture_record(task: TrainingTask, plan: Plan) -> ModelRecord:
     """The model record of a task as it is now, to compare with a plan's."""
-    graph = model_graph(capture(task, plan.microbatch_size), UpdateJoins())  # no part of the record
-    return _record(graph, task, plan.model.spec, plan.model.sequence)
+    call = "planner.capture_record(task, plan)"
+    task, plan = given.require_task(task, call), given.require_plan(plan, call)
+    return _captured_record(capture(task, plan.microbatch_size), plan)
+
+
+def _captured_record(captured: Capture, plan: Plan) -> ModelRecord:
+    graph = model_graph(captured, UpdateJoins())  # no part of the record
+    return _record(graph, captured.task, plan.model.spec, plan.model.sequence)
+
+
+def model_findings(plan: Plan, task: TrainingTask) -> tuple[Finding, ...]:
+    """Whether `task` is the model that was planned (MP630 to MP633), and if so, whether the plan says all that running
+    it needs (MP634)."""
+    captured = capture(task, plan.microbatch_size)
+    return drift(plan, _captured_record(captured, plan)) or missing_in_plan(plan, captured)
+
+
+def compile_plan(
+    plan: Plan | str | Path, task: TrainingTask, *, devices: Sequence[Any] | None = None, verify: bool = True
+) -> Trainer:
+    """Makes a plan runnable.
+
+    Args:
+        plan: a plan or a plan file.
+        task: the training task that it was made for.
+        devices: JAX devices, in the order of the plan's device ids as they first occur. Default: ``jax.devices()``.
+        verify: compare where the results of the first step lie with the plan (a mismatch raises MP503). The trainer's
+            own ``verify()`` also compares collectives and the bytes that are kept for the backward pass.
+
+    Returns:
+        an object with ``init(params[, state])``, ``step(state, batch[, rng])``, ``params(state)`` and ``verify()``.
+
+    Raises:
+        InputError: an argument of another type. MismatchError: too few devices, or the plan was made for another model
+            or leaves out something that it needs.
+    """
+    call = "planner.compile_plan(plan, task)"
+    plan, task = given.require_plan(plan, call), given.require_task(task, call)
+    return lowering.compile_plan(plan, task, devices=devices, verify=verify)
+
+
+def reference(task: TrainingTask, plan: Plan | str | Path) -> Reference:
+    """The one-device reference of a plan: the same microbatches, the same order."""
+    call = "planner.reference(task, plan)"
+    return one_device(given.require_task(task, call), given.require_plan(plan, call))
 
 
 def _versions() -> dict[str, str]:

@@ -70,6 +70,10 @@ def model_record(
         spec=spec,
         sequence=sequence,
         parameter_shapes=shapes,
+        block_classes={
+            key: compress_names(b.name for b in graph.blocks if b.class_key == key)
+            for key in dict.fromkeys(b.class_key for b in graph.blocks)
+        },
     )
 
 

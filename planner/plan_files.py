@@ -53,6 +53,27 @@ def read_bytes(path: str | Path) -> bytes:
         raise InputError("MP150", f"cannot read {path}: {error.strerror or error}", "check the path") from None
 
 
+def require_writable(path: str | Path) -> None:
+    """That `write_bytes` can write a file there, as far as can be said without writing; asked before long work.
+
+    Raises:
+        InputError: MP156, with the folder that is missing or not writable.
+    """
+    target = Path(os.path.realpath(path))
+    if not str(path):
+        raise InputError("MP156", "cannot write a file without a name", "give the path of a file")
+    if target.is_dir():
+        raise InputError("MP156", f"cannot write {path}: it is a folder", "give the path of a file in it")
+    if target.exists() and not target.is_file():
+        return  # a pipe or a device
+    folder = target.parent
+    if not folder.is_dir():
+        reason = "is a file" if folder.exists() else "does not exist"
+        raise InputError("MP156", f"cannot write {path}: the folder {folder} {reason}", "make the folder first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError("MP156", f"cannot write {path}: no right to write in {folder}", "check folder and rights")
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Writes a file through a temporary one beside it, so that readers see the old bytes or all of the new ones."""
     target = Path(os.path.realpath(path))

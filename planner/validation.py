@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.cluster import Cluster
-from planner.check.drift import drift
+from planner.arguments import require_cluster, require_plan, require_task
 from planner.check.rules import check_plan
-from planner.plan_files import read_plan
 from planner.planfile.schema import Finding, Plan
 
 if TYPE_CHECKING:
@@ -24,17 +23,13 @@ def validate(
         task: the training task as it is now; given, it is captured (which imports JAX) and compared with the plan's.
 
     Raises:
-        InputError: a file that cannot be read.
+        InputError: a file that cannot be read, or an argument of another type (MP163).
     """
-    if not isinstance(plan, Plan):
-        plan = read_plan(plan)
-    if not isinstance(cluster, Cluster):
-        from profiles.cluster_files import load_cluster
-
-        cluster = load_cluster(cluster)
-    findings = check_plan(plan, cluster)
+    call = "planner.validate(plan, cluster)"
+    plan, target = require_plan(plan, call), require_cluster(cluster, call)
+    findings = check_plan(plan, target)
     if task is not None:
-        from planner.api import capture_record
+        from planner.api import model_findings
 
-        findings = (*drift(plan, capture_record(task, plan)), *findings)
+        findings = (*model_findings(plan, require_task(task, f"{call[:-1]}, task)")), *findings)
     return findings

@@ -42,6 +42,8 @@ RULES: tuple[RuleInfo, ...] = (
     RuleInfo("MP615", "schedule-actors", "error", "The schedule has one readable action list per group, of its share."),
     RuleInfo("MP616", "transfer-stages", "error", "Transfers lead from one stage of the plan to the next."),
     RuleInfo("MP617", "update-stages", "error", "Updates wait for gradients of stages that the plan has."),
+    RuleInfo("MP618", "words-known", "error", "Names of reductions, schedules, statuses and dtypes are legal."),
+    RuleInfo("MP619", "schedule-name", "error", "The action lists are those of the schedule that the plan names."),
     RuleInfo("MP620", "memory-limit", "error", "Predicted memory fits the device."),
     RuleInfo("MP621", "memory-sum", "error", "The items of a memory prediction add up to its total."),
     RuleInfo("MP622", "in-flight", "error", "Memory is counted for as many microbatches as the schedule holds."),
@@ -50,10 +52,17 @@ RULES: tuple[RuleInfo, ...] = (
     RuleInfo("MP625", "prediction-finite", "error", "Predicted times and rates are finite and positive."),
     RuleInfo("MP626", "certificate-consistent", "error", "The lower bound does not exceed the predicted time."),
     RuleInfo("MP627", "parameter-conservation", "error", "Every parameter of the model is held whole by the stages."),
+    RuleInfo("MP628", "strategies-complete", "error", "A group has one strategy for each class of its blocks."),
+    RuleInfo("MP629", "model-consistent", "error", "The model's counts follow from its shapes and blocks."),
     RuleInfo("MP630", "model-fingerprint", "error", "The training function computes what it did when it was planned."),
     RuleInfo("MP631", "model-blocks", "error", "The model has the blocks that were planned."),
     RuleInfo("MP632", "model-parameters", "error", "The model's parameters have the shapes that were planned."),
     RuleInfo("MP633", "model-reduction", "error", "The loss reduces over the batch as it did when it was planned."),
+    RuleInfo("MP634", "model-strategies", "error", "Every block, op and parameter of the model has its place."),
+    RuleInfo("MP640", "figures-follow", "error", "Predicted figures follow from each other and from the cluster."),
 )
+
+MODEL_RULES = ("MP630", "MP631", "MP632", "MP633", "MP634")
+"""Those that need the training function."""
 
 RULE_BY_CODE = {rule.code: rule for rule in RULES}

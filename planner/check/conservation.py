@@ -6,6 +6,7 @@ from itertools import islice, pairwise
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
+from costmodel.units import format_count
 from planner.check.finding import finding, some
 from planner.planfile.names import compress_names, expand_names
 from planner.planfile.schema import Finding, Plan
@@ -88,7 +89,8 @@ def batch_conserved(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """MP608."""
     product = plan.microbatches * plan.microbatch_size
     if plan.microbatches < 1 or plan.microbatch_size < 1 or product != plan.global_batch:
-        message = f"{plan.microbatches} microbatches of {plan.microbatch_size} examples are {product} examples, the "
+        count = format_count(plan.microbatches, "microbatch", "microbatches")
+        message = f"{count} of {plan.microbatch_size} examples are {product} examples, the "
         message += f"global batch is {plan.global_batch}"
         hint = "microbatches times microbatch size must be the global batch, or examples are lost or seen twice"
         yield finding("MP608", "microbatches", message, hint)

@@ -128,6 +128,10 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             yield finding("MP625", f"prediction.{name}", message)
     if prediction.mfu is not None and prediction.mfu > 1:
         yield finding("MP625", "prediction.mfu", f"mfu is {prediction.mfu:.3g}: above the devices' peak rate")
+    price = prediction.price_per_step
+    if price is not None and not (math.isfinite(price) and price >= 0):
+        message = f"price_per_step is {price}, it must be finite and not negative"
+        yield finding("MP625", "prediction.price_per_step", message)
     others = {"bubble_s": prediction.bubble_s, "optimizer_s": prediction.optimizer_s}
     others |= {f"exposed_communication_s.{kind}": time_s for kind, time_s in prediction.exposed_communication_s.items()}
     for name, value in others.items():
@@ -139,6 +143,19 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             if not (math.isfinite(value) and value >= 0):
                 message = f"{group_label(plan, stage, group)}: {name} is {value}, it must be finite and not negative"
                 yield finding("MP625", group_path(stage, group, f"time.{name}"), message)
+        negative = [name for name, count in record.time.collectives.items() if count < 0]
+        if negative:
+            message = f"{group_label(plan, stage, group)}: a negative number of collectives: {some(negative)}"
+            yield finding("MP625", group_path(stage, group, "time.collectives"), message)
+        for name in ("limit_bytes", "in_flight", "saved_per_microbatch_bytes"):
+            if getattr(record.memory, name) < 0:
+                message = f"{group_label(plan, stage, group)}: {name} is {getattr(record.memory, name)}"
+                yield finding("MP625", group_path(stage, group, f"memory.{name}"), message)
+    for at, baseline in enumerate(plan.baselines):
+        time_s = baseline.step_time_s
+        if (baseline.feasible and time_s is None) or (time_s is not None and not 0 < time_s < math.inf):
+            message = f"the baseline {baseline.name} takes {time_s} s, it must be finite and above 0"
+            yield finding("MP625", f"baselines[{at}].step_time_s", message)
     for at, transfer in enumerate(plan.transfers):
         if not (
             math.isfinite(transfer.time_s) and transfer.time_s >= 0 <= transfer.bytes and transfer.gradient_bytes >= 0
@@ -176,6 +193,14 @@ def certificate_consistent(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         elif step_s > 0 and not abs(gap - (1 - bound_s / step_s)) <= 1e-4:
             message = f"{gap_name} is {gap:.4f}, but 1 - {name} / step_time_s is {1 - bound_s / step_s:.4f}"
             yield finding("MP626", f"certificate.{gap_name}", message)
+
+    proven = certificate.lower_bound_s >= step_s * (1 - 1e-4)
+    if certificate.status == "optimal" and not proven:
+        message = f"the status is 'optimal', but the lower bound leaves a gap of {certificate.gap:.4f}"
+        yield finding("MP626", "certificate.status", message)
+    elif certificate.status == "feasible" and certificate.lower_bound_s >= step_s:
+        message = "the status is 'feasible', but the lower bound is the plan's own time"
+        yield finding("MP626", "certificate.status", message)
 
 
 def _largest(memory: MemoryPlan) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from xml.sax.saxutils import escape, quoteattr
 
-from planner.check.codes import RULE_BY_CODE, RULES
+from planner.check.codes import MODEL_RULES, RULE_BY_CODE, RULES
 from planner.planfile.schema import Finding
 
 Format = Literal["text", "json", "junit", "sarif", "github"]
@@ -27,12 +27,15 @@ class CheckResult:
         cluster: path of the cluster file.
         findings: errors first.
         lines: for each finding, the line of the plan file that it is about.
+        skipped: codes of the rules that were not looked at: those of the model without `--model`, all of an unreadable
+            plan.
     """
 
     plan: str
     cluster: str
     findings: tuple[Finding, ...]
     lines: tuple[int, ...]
+    skipped: tuple[str, ...] = ()
 
     def count(self, severity: str) -> int:
         """How many findings have this severity."""
@@ -83,6 +86,7 @@ def _plain(result: CheckResult) -> dict[str, Any]:
         "plan": result.plan,
         "cluster": result.cluster,
         "passed": result.passed,
+        "skipped": list(result.skipped),
         "findings": [
             {
                 "code": finding.code,
@@ -99,14 +103,14 @@ def _plain(result: CheckResult) -> dict[str, Any]:
 
 
 def _junit(results: Sequence[CheckResult]) -> str:
-    """One suite a combination, one case a rule: a rule without findings is a case that passed."""
+    """One suite a combination, one case a rule: a rule that was looked at and has no findings is a case that passed."""
     suites = []
-    totals = [0, 0]
+    totals = [0, 0, 0]
     for result in results:
         found: dict[str, list[Finding]] = {rule.code: [] for rule in RULES}
         for finding in result.findings:
             found.setdefault(finding.code, []).append(finding)
-        cases, failures = [], 0
+        cases, failures, skips = [], 0, 0
         for code, findings in found.items():
             errors = [finding for finding in findings if finding.severity == "error"]
             failures += bool(errors)
@@ -119,15 +123,24 @@ def _junit(results: Sequence[CheckResult]) -> str:
             rest = errors[1:] + [finding for finding in findings if finding.severity != "error"]
             if rest:
                 body += f"<system-out>{_xml(chr(10).join(map(_paragraph, rest)))}</system-out>"
+            if code in result.skipped and not findings:
+                skips += 1
+                body = f"<skipped message={_attribute(_why_skipped(result))}/>"
             cases.append(
                 f"<testcase classname={_attribute(f'{result.plan} on {result.cluster}')} "
                 f"name={_attribute(f'{code} {name}')}>{body}</testcase>"
             )
-        totals = [totals[0] + len(cases), totals[1] + failures]
+        totals = [one + more for one, more in zip(totals, (len(cases), failures, skips), strict=True)]
         name = _attribute(f"{result.plan} on {result.cluster}")
-        suites.append(f'<testsuite name={name} tests="{len(cases)}" failures="{failures}">{"".join(cases)}</testsuite>')
-    head = f'<testsuites name="{TOOL}" tests="{totals[0]}" failures="{totals[1]}">'
+        counts = f'tests="{len(cases)}" failures="{failures}" skipped="{skips}"'
+        suites.append(f"<testsuite name={name} {counts}>{''.join(cases)}</testsuite>")
+    head = f'<testsuites name="{TOOL}" tests="{totals[0]}" failures="{totals[1]}" skipped="{totals[2]}">'
     return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *suites, "</testsuites>"]) + "\n"
+
+
+def _why_skipped(result: CheckResult) -> str:
+    only_model = set(result.skipped) <= set(MODEL_RULES)
+    return "not checked: give --model" if only_model else "not checked: the input could not be read"
 
 
 def _sarif(results: Sequence[CheckResult]) -> str:

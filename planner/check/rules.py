@@ -1,4 +1,4 @@
-"""Checks a plan against a cluster: every rule of `codes.RULES` up to MP627, in order. Needs neither JAX nor devices."""
+"""Checks a plan against a cluster: every rule of `codes.RULES` but `MODEL_RULES`. Needs neither JAX nor devices."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,6 +14,8 @@ from planner.check.placement import (
     meshes_fit,
     transfers_lead_on,
 )
+from planner.check.records import model_consistent, strategies_complete, words_known
+from planner.check.relations import figures_follow
 from planner.check.sharding import large_replicated, splits_divide
 from planner.check.timetable import schedule_runs, updates_wait
 from planner.planfile.schema import Finding, Plan
@@ -41,6 +43,10 @@ CHECKS: tuple[Check, ...] = (
     prediction_finite,
     certificate_consistent,
     parameters_conserved,
+    words_known,
+    strategies_complete,
+    model_consistent,
+    figures_follow,
 )
 
 _RANK = {"error": 0, "warning": 1, "note": 2}
@@ -49,4 +55,4 @@ _RANK = {"error": 0, "warning": 1, "note": 2}
 def check_plan(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
     """Everything that is wrong with running `plan` on `cluster`: errors first, then in the order of the rules."""
     findings = [finding for check in CHECKS for finding in check(plan, cluster)]
-    return tuple(sorted(findings, key=lambda finding: _RANK[finding.severity]))
+    return tuple(sorted(findings, key=lambda finding: (_RANK[finding.severity], finding.code)))

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, ActorActions, Schedule, parse_actions
+from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.validate import held_at_peak, validate_schedule
 from costmodel.simulate import UpdateWait
+from costmodel.units import format_count
 from planner.check.finding import finding, group_label, group_path
 from planner.planfile.schema import Finding, GroupPlan, Plan
 
@@ -20,7 +22,8 @@ def schedule_of(plan: Plan) -> Schedule:
     """
     count = sum(len(actor.actions.split()) for actor in plan.schedule.actors)
     if count < plan.schedule.microbatches:
-        message = f"the schedule is for {plan.schedule.microbatches} microbatches and lists {count} actions"
+        runs = format_count(plan.schedule.microbatches, "microbatch", "microbatches")
+        message = f"the schedule is for {runs} and lists {count} actions"
         raise InputError("MP615", message, "each microbatch has a forward and a backward on every stage")
     return Schedule(
         name=plan.schedule.name,
@@ -89,7 +92,8 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding("MP615", "schedule.actors", message, error.hint)
         return
     if schedule.microbatches != plan.microbatches:
-        message = f"the schedule is for {schedule.microbatches} microbatches, the plan has {plan.microbatches}"
+        runs = format_count(schedule.microbatches, "microbatch", "microbatches")
+        message = f"the schedule is for {runs}, the plan has {plan.microbatches}"
         yield finding("MP615", "schedule.microbatches", message)
         return
     groups = {Actor(at, group) for at, stage in enumerate(plan.stages) for group in range(len(stage.groups))}
@@ -113,6 +117,7 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding(entry.code, where, entry.message)
     if bad:
         return
+    yield from _named(plan, schedule)
     saved = {place: max(0.0, float(_record(plan, place).memory.saved_per_microbatch_bytes)) for place in groups}
     peaks = held_at_peak(schedule, saved)
     for at, row in enumerate(schedule.actions):
@@ -124,14 +129,36 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             if own != run:
                 message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
                 yield finding("MP615", f"schedule.actors[{at}].actions", message)
-        short = [place for place in places if _record(plan, place).memory.in_flight < peaks[place]]
+        # Virtual stages of one actor need not be at their peaks at one time: together they claim no less.
+        wrong = [place for place in places if _record(plan, place).memory.in_flight != peaks[place]]
         claimed = sum(_record(plan, place).memory.in_flight * saved[place] for place in places)
-        if short and (len(places) == 1 or claimed < sum(peaks[place] * saved[place] for place in places)):
-            label = group_label(plan, *short[0])
-            message = f"{label}: memory is counted for {_record(plan, short[0]).memory.in_flight} microbatches in "
-            message += f"flight, the schedule holds {peaks[short[0]]}"
-            yield finding("MP622", group_path(*short[0], "memory.in_flight"), message, "plan again")
+        if wrong and (len(places) == 1 or claimed < sum(peaks[place] * saved[place] for place in places)):
+            label, record = group_label(plan, *wrong[0]), _record(plan, wrong[0])
+            counted = format_count(record.memory.in_flight, "microbatch", "microbatches")
+            message = f"{label}: memory is counted for {counted} in flight, the schedule holds {peaks[wrong[0]]}"
+            yield finding("MP622", group_path(*wrong[0], "memory.in_flight"), message, "plan again")
 
 
 def _record(plan: Plan, place: Actor) -> GroupPlan:
     return plan.stages[place.stage].groups[place.group]
+
+
+def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
+    """MP619, where the name is one of a schedule that is generated from the stages and shares alone."""
+    make = {"1f1b": one_f_one_b, "gpipe": gpipe}.get(schedule.name)
+    if make is None or is_virtual(plan):
+        return
+    shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
+    try:
+        expected = {row.actor: row.actions for row in make(len(plan.stages), plan.microbatches, shares).actions}
+    except InputError:
+        return  # MP609 says so
+    for at, row in enumerate(schedule.actions):
+        if row.actions != expected.get(row.actor):
+            message = (
+                f"{group_label(plan, row.stage, row.group)} does not run its actions in the order of the schedule "
+            )
+            message += f"{schedule.name!r}"
+            hint = "times and memory were predicted for the order of that name; plan again"
+            yield finding("MP619", f"schedule.actors[{at}].actions", message, hint)
+            return

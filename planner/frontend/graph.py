@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 import costmodel.graph as pure
-from costmodel.errors import InputError
 from planner.frontend.capture import Capture
 from planner.frontend.flat import Value
+from planner.frontend.optimizer import abstract_state
 from planner.frontend.task import TrainingTask, path_string
 from planner.frontend.update_joins import update_joins
 
@@ -96,14 +96,7 @@ def trained_tree(task: TrainingTask) -> dict[str, jax.ShapeDtypeStruct]:
 
 def abstract_optimizer_state(task: TrainingTask) -> optax.OptState:
     """The optimizer's state for the trained leaves, abstractly."""
-    try:
-        return jax.eval_shape(task.optimizer.init, trained_tree(task))
-    except Exception as error:
-        raise InputError(
-            "MP115",
-            f"the optimizer's init failed on abstract parameters: {type(error).__name__}: {error}",
-            "meshplan expects an optax GradientTransformation over a dict of parameters",
-        ) from error
+    return abstract_state(task, trained_tree(task))
 
 
 @dataclass

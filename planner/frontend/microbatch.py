@@ -79,7 +79,8 @@ class _Followed:
 def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
     program, _, _ = trace(task, size)
     losses = 2 if task.reduction == "weighted" else 1
-    program = prune(Program(program.inputs, program.equations, program.outputs[:losses], program.constants))
+    outputs = (*program.outputs[:1], *(_counted(program, o) for o in program.outputs[1:losses]))
+    program = prune(Program(program.inputs, program.equations, outputs, program.constants))
     dims = task.batch_dim_list
     starts: dict[str, int] = {}
     for name, info in input_names(task).items():
@@ -106,6 +107,17 @@ def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
         if isinstance(operand, Value) and found.states.get(operand.name, -2) >= 0:
             return MicrobatchCheck(False, "the loss keeps a batch dim")
     return _Followed(program, found)
+
+
+def _counted(program: Program, weight: Any) -> Any:
+    """A weight that is a count made a real number, before it was one: a sum of counts is the count of the whole."""
+    makers = {v.name: e for e in program.equations for v in e.outputs}
+    while isinstance(weight, Value) and weight.name in makers:
+        maker = makers[weight.name]
+        if maker.primitive.name not in ("convert_element_type", "copy"):
+            break
+        weight = maker.inputs[0]
+    return weight
 
 
 def _ratio(small: _Followed, large: _Followed, position: int) -> float | None:

@@ -14,6 +14,7 @@ from planner.frontend.branches import without_branches
 from planner.frontend.cut_leaves import Cut, cut_program
 from planner.frontend.flat import Program, flatten
 from planner.frontend.task import TrainingTask
+from planner.frontend.user_code import first_line, user_line
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,40 @@ def traced_optimizer(task: TrainingTask, leaves: Mapping[str, jax.ShapeDtypeStru
     """The task's optimizer over abstract leaves.
 
     Raises:
-        InputError: MP115, it does not trace.
+        InputError: MP115, its init or update does not trace.
+    """
+    abstract = abstract_state(task, leaves)
+    try:
+        return _traced(task, leaves, abstract)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise optimizer_error("update", error) from error
+
+
+def abstract_state(task: TrainingTask, leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+    """The optimizer's state for some leaves, abstractly.
+
+    Raises:
+        InputError: MP115, its init does not trace.
     """
     try:
-        return _traced(task, leaves)
+        return jax.eval_shape(task.optimizer.init, dict(leaves))
     except Exception as error:  # whatever the user's function raises
-        raise InputError(
-            "MP115",
-            f"the optimizer failed on abstract parameters: {type(error).__name__}: {error}",
-            "meshplan expects an optax GradientTransformation over a dict of parameters",
-        ) from error
+        raise optimizer_error("init", error) from error
 
 
-def _traced(task: TrainingTask, leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Optimizer:
-    abstract = jax.eval_shape(task.optimizer.init, dict(leaves))
+def optimizer_error(function: str, error: Exception) -> InputError:
+    """MP115: the user's `init` or `update` raised an error."""
+    return InputError(
+        "MP115",
+        f"the optimizer's {function} failed on abstract parameters{user_line(error)}: {first_line(error)}",
+        "give an optax GradientTransformation: init(params) and update(gradients, state, params) must trace under JAX, "
+        "over a flat dict of the trained parameters by path",
+    )
+
+
+def _traced(task: TrainingTask, leaves: Mapping[str, jax.ShapeDtypeStruct], abstract: Any) -> Optimizer:
     state, tree = jax.tree_util.tree_leaves_with_path(abstract), jax.tree.structure(abstract)
     inputs: dict[str, Any] = {f"param/{n}": x for n, x in leaves.items()}
     inputs |= {f"grad/{n}": x for n, x in leaves.items()}
@@ -68,6 +89,13 @@ def _traced(task: TrainingTask, leaves: Mapping[str, jax.ShapeDtypeStruct]) -> O
         old = jax.tree.unflatten(tree, [given[f"state/{i}"] for i in range(len(state))])
         updates, new = task.optimizer.update(grads, old, params)
         applied = optax.apply_updates(params, updates)
+        if jax.tree.structure(new) != tree:
+            raise ValueError(f"it returned a state of structure {jax.tree.structure(new)}, init's is {tree}")
+        for was, now in ((params, applied), (old, new)):
+            for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(was), jax.tree.leaves(now), strict=True):
+                if np.shape(one) != np.shape(other):
+                    name = jax.tree_util.keystr(path)
+                    raise ValueError(f"it made shape {np.shape(other)} of {name}, which has shape {np.shape(one)}")
         return [applied[n] for n in leaves], jax.tree.leaves(new)
 
     def owner(path: Any) -> str | None:
@@ -107,7 +135,7 @@ def cut_update(optimizer: Optimizer, cuts: Mapping[str, Cut]) -> tuple[Program, 
 
 def treats_layers_alone(task: TrainingTask) -> bool:
     """Whether the update of a leaf is the updates of its slices: tried on a small leaf of random numbers, whole and cut
-    along its leading dim, for two steps."""
+    along its leading dim, for two steps. An optimizer that fails on such a leaf is not known to."""
     rng = np.random.default_rng(0)
     whole, grads = (jnp.asarray(rng.normal(size=(4, 3, 8)), jnp.float32) for _ in range(2))
 
@@ -127,4 +155,7 @@ def treats_layers_alone(task: TrainingTask) -> bool:
 
         return jax.jit(steps)(whole, grads)  # one compile; op by op an optimizer is dozens
 
-    return bool(np.allclose(run(True), run(False), rtol=1e-5, atol=1e-7))
+    try:
+        return bool(np.allclose(run(True), run(False), rtol=1e-5, atol=1e-7))
+    except Exception:  # the user's own, about a leaf that is none of its parameters
+        return False

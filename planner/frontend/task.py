@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from costmodel.errors import InputError
+from planner.frontend.user_code import first_line, user_line
 
 Reduction = Literal["mean", "sum", "weighted"]
 PyTree = Any
@@ -56,7 +57,8 @@ class TrainingTask:
         reduction: how the loss reduces over the batch.
         batch_dims: pytree prefix of `batch` with each leaf's batch dim, or None for leaves that every microbatch sees
             whole. Default: dim 0 of every leaf with at least one dim.
-        frozen: predicate on a parameter's path string (``"layers/attention/wq"``); frozen leaves get no gradient.
+        frozen: predicate on a parameter's path string (``"layers/attention/wq"``), or a pytree of booleans that is a
+            prefix of `params`; frozen leaves get no gradient.
         state: carried state (batch statistics), or None.
         rng: True when the function takes ``rng=``, a typed PRNG key.
         has_aux: whether the function returns aux outputs.
@@ -66,13 +68,13 @@ class TrainingTask:
         tokens_per_example: for throughput in tokens; None means throughput in examples.
     """
 
-    loss_fn: Callable[..., Any]
+    loss_fn: Callable[..., Any] = field(kw_only=False)
     params: PyTree
     batch: PyTree
     optimizer: Any
     reduction: Reduction = "mean"
     batch_dims: PyTree = field(default=0)
-    frozen: Callable[[str], bool] | None = None
+    frozen: Callable[[str], bool] | PyTree | None = None
     state: PyTree = None
     rng: bool = False
     has_aux: bool = False
@@ -81,6 +83,18 @@ class TrainingTask:
     tokens_per_example: int | None = None
 
     def __post_init__(self) -> None:
+        if not callable(self.loss_fn):
+            raise InputError(
+                "MP114",
+                f"loss_fn is a {type(self.loss_fn).__name__}, not a function",
+                "give the function itself: TrainingTask(loss_fn, params=..., batch=..., optimizer=...)",
+            )
+        if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
+            raise InputError(
+                "MP115",
+                f"the optimizer is a {type(self.optimizer).__name__} without the functions init and update",
+                "give an optax GradientTransformation, such as optax.adamw(1e-4)",
+            )
         object.__setattr__(self, "params", abstract(self.params))
         object.__setattr__(self, "batch", abstract(self.batch))
         if self.state is not None:
@@ -91,15 +105,32 @@ class TrainingTask:
                 f"reduction={self.reduction!r} is not one of 'mean', 'sum', 'weighted'",
                 "return (sum, weight) from the loss and declare reduction='weighted' for masked means",
             )
-        sizes = {
-            shape[dim] for shape, dim in zip(self.batch_shapes, self.batch_dim_list, strict=True) if dim is not None
-        }
-        if len(sizes) != 1:
-            raise InputError(
-                "MP111",
-                f"batch leaves disagree on the batch size: {sorted(sizes)}",
-                "give batch_dims=, a prefix pytree with each leaf's batch dim (None for unsplit leaves)",
-            )
+        if self.frozen is not None:
+            frozen = self.frozen if callable(self.frozen) else _frozen_paths(self.frozen, self.params).__contains__
+            object.__setattr__(self, "frozen", frozen)
+            _try_predicate(frozen, self.params)
+        self._check_batch()
+
+    def _check_batch(self) -> None:
+        hint = "give batch_dims=, a prefix pytree with each leaf's batch dim (None for unsplit leaves)"
+        try:
+            dims = self.batch_dim_list
+        except ValueError as error:
+            raise InputError("MP111", f"batch_dims is no prefix of the batch: {first_line(error)}", hint) from None
+        paths = [path_string(path) or "batch" for path, _ in jax.tree_util.tree_leaves_with_path(self.batch)]
+        sizes = {}
+        for path, shape, dim in zip(paths, self.batch_shapes, dims, strict=True):
+            if dim is None:
+                continue
+            if isinstance(dim, bool) or not isinstance(dim, int) or not 0 <= dim < len(shape):
+                message = f"batch_dims of {path} is {dim!r}; the leaf of shape {shape} has dims 0 to {len(shape) - 1}"
+                raise InputError("MP111", message, hint)
+            sizes[path] = shape[dim]
+        if not sizes:
+            raise InputError("MP111", "no leaf of the batch has a batch dim, so there is nothing to split", hint)
+        if len(set(sizes.values())) != 1:
+            found = ", ".join(f"{path} has {size}" for path, size in list(sizes.items())[:6])
+            raise InputError("MP111", f"batch leaves disagree on the batch size: {found}", hint)
 
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:
@@ -126,6 +157,40 @@ class TrainingTask:
             for leaf, dim in zip(leaves, self.batch_dim_list, strict=True)
         ]
         return jax.tree.unflatten(tree, resized)
+
+
+def _frozen_paths(marks: PyTree, params: PyTree) -> frozenset[str]:
+    """Paths of the parameters that a pytree of booleans, a prefix of the parameters, marks as frozen."""
+    hint = (
+        'frozen=lambda path: path.startswith("embedding"), or a pytree of booleans that is a prefix of the parameters'
+    )
+    wrong = [mark for mark in jax.tree.leaves(marks) if not isinstance(mark, bool | np.bool_)]
+    if wrong or not jax.tree.leaves(marks):
+        got = f"it holds {wrong[0]!r}" if wrong else f"got {marks!r}"
+        message = f"frozen is a predicate on a parameter's path string, or a pytree of booleans; {got}"
+        raise InputError("MP114", message, hint)
+    try:
+        spread = jax.tree.leaves(jax.tree.broadcast(marks, params))
+    except ValueError as error:
+        message = f"frozen has not the structure of the parameters: {first_line(error)}"
+        raise InputError("MP114", message, hint) from None
+    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return frozenset(path for path, mark in zip(paths, spread, strict=True) if mark)
+
+
+def _try_predicate(frozen: Callable[[str], bool], params: PyTree) -> None:
+    paths = [path_string(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    marks = []
+    for text in paths:
+        try:
+            marks.append(bool(frozen(text)))
+        except Exception as error:  # whatever the user's function raises
+            message = f"frozen({text!r}) failed{user_line(error)}: {first_line(error)}"
+            hint = "frozen is a predicate on a parameter's path string, which has its keys joined by /"
+            raise InputError("MP114", message, hint) from error
+    if marks and all(marks):
+        message = f"frozen says that all {len(marks)} parameters are frozen, so that nothing is trained"
+        raise InputError("MP114", message, "frozen is true of those that stay as they are; leave it out to train all")
 
 
 def path_string(path: tuple[Any, ...]) -> str:

@@ -13,6 +13,7 @@ from costmodel.graph import Role
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Program, flatten
 from planner.frontend.task import TrainingTask, path_string
+from planner.frontend.user_code import first_line, user_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +50,10 @@ def trace(task: TrainingTask, microbatch: int) -> tuple[Program, Any, int]:
     except InputError:
         raise
     except Exception as error:
-        at = _user_line(error)
         raise InputError(
             "MP113",
-            f"tracing the loss function with a microbatch of {microbatch} failed{at}: "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            f"tracing the loss function with a microbatch of {microbatch} failed{user_line(error)}: "
+            f"{first_line(error)}",
             "the function must trace under jax.make_jaxpr with ShapeDtypeStructs; "
             "sizes along batch dims must not be hard-wired",
         ) from error
@@ -92,20 +92,20 @@ def flat_function(task: TrainingTask, found: dict[str, Any]) -> Callable[..., li
                     "reduction='weighted' needs the loss function to return the pair (sum, weight)",
                     "return (jnp.sum(per_token * mask), jnp.sum(mask))",
                 )
-            losses = list(loss)
+            losses = [loss[0], _real_weight(loss[1])]
         else:
             losses = [loss]
-        for value in losses:
+        for what, value in zip(("loss", "weight"), losses, strict=False):
             if np.shape(value) != ():
                 raise InputError(
                     "MP112",
-                    f"the loss has shape {np.shape(value)}; a loss is a scalar",
+                    f"the {what} has shape {np.shape(value)}; a {what} is a scalar",
                     "reduce it (jnp.mean), or declare reduction='weighted' and return (sum, weight)",
                 )
-            if not jax.numpy.issubdtype(jax.numpy.asarray(value).dtype, jax.numpy.floating):
-                raise InputError(
-                    "MP112", f"the loss has dtype {jax.numpy.asarray(value).dtype}; a loss is a real number", ""
-                )
+            dtype = jax.numpy.asarray(value).dtype
+            if not jax.numpy.issubdtype(dtype, jax.numpy.floating):
+                hint = f"make it a float32, such as {what}.astype(jnp.float32)"
+                raise InputError("MP112", f"the {what} has dtype {dtype}; a {what} is a real number", hint)
         new_state = jax.tree.leaves(parts.pop(0)) if task.state is not None else []
         if task.state is not None and len(new_state) != trees[2].num_leaves:
             raise InputError(
@@ -117,6 +117,13 @@ def flat_function(task: TrainingTask, found: dict[str, Any]) -> Callable[..., li
         return _distinct([*losses, *new_state, *aux], leaves)
 
     return run
+
+
+def _real_weight(weight: Any) -> Any:
+    """A weight that was counted (the sum of a boolean mask) as a real number."""
+    dtype = jnp.asarray(weight).dtype
+    counted = dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer)
+    return jnp.asarray(weight, jnp.promote_types(dtype, jnp.float32)) if counted else weight
 
 
 def _distinct(outputs: list[Any], leaves: Sequence[Any]) -> list[Any]:
@@ -141,14 +148,3 @@ def _abstract_leaves(task: TrainingTask, microbatch: int) -> list[Any]:
     if task.rng:
         leaves.append(jax.eval_shape(lambda: jax.random.key(0)))
     return leaves
-
-
-def _user_line(error: BaseException) -> str:
-    """`` at file.py:12 (function)``: the innermost frame outside JAX and meshplan."""
-    trace_, found = error.__traceback__, ""
-    while trace_ is not None:
-        code = trace_.tb_frame.f_code
-        if "site-packages/jax" not in code.co_filename and "planner/frontend" not in code.co_filename:
-            found = f" at {code.co_filename.rsplit('/', 1)[-1]}:{trace_.tb_lineno} ({code.co_name})"
-        trace_ = trace_.tb_next
-    return found

@@ -7,6 +7,7 @@ import jax
 
 from costmodel.errors import MismatchError
 from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
+from planner.completeness import require_complete
 from planner.frontend.capture import Capture, capture
 from planner.frontend.flat import Value
 from planner.frontend.task import TrainingTask
@@ -33,8 +34,7 @@ def compile_plan(
     Args:
         devices: JAX devices, in the order of the plan's device ids as they first occur. Default: ``jax.devices()``.
         verify: compare where the results of the first step lie with the plan (a mismatch raises MP503). The trainer's
-        own
-            ``verify()`` also compares collectives and the bytes that are kept for the backward pass.
+            own ``verify()`` also compares collectives and the bytes that are kept for the backward pass.
 
     Returns:
         an object with ``init(params[, state])``, ``step(state, batch[, rng])``, ``params(state)`` and ``verify()``.
@@ -53,15 +53,7 @@ def compile_plan(
             "attach more devices, plan for fewer, or use fake CPU devices (--fake-devices)",
         )
     at = dict(zip(ids, available, strict=False))
-    named = [n for stage in plan.stages for n in expand_names(stage.blocks)]
-    if named != [b.name for b in captured.blocks]:
-        missing = sorted(set(blocks) ^ set(named))[:5]
-        raise MismatchError(
-            "MP402",
-            f"the plan has {len(named)} blocks, the model {len(blocks)}; they differ in "
-            f"{', '.join(missing) or 'their order'}",
-            "the plan was made for another model; plan again",
-        )
+    require_complete(plan, captured)
     schedule = _schedule(plan)
     groups: dict[tuple[int, int], tuple[GroupPlacement, StageProgram]] = {}
     for s, stage in enumerate(plan.stages):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from costmodel.units import format_count
 from planner.frontend import jax_compat as jc
 from planner.lowering.feed import Feed
 from planner.lowering.microbatch import MicrobatchProgram, cotangents, summand
@@ -38,6 +39,11 @@ class OneStageTrainer:
     feed: Feed
     check: bool = True
     _done: set[str] = field(default_factory=set)
+
+    def __repr__(self) -> str:
+        task, devices = self.feed.capture.task.name, len(self.placement.devices)
+        runs = format_count(self.feed.microbatches, "microbatch", "microbatches")
+        return f"Trainer of {task}: 1 stage on {format_count(devices, 'device')}, {runs} a step"
 
     @property
     def placement(self) -> GroupPlacement:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from costmodel.schedule.actions import Action, Schedule
 from costmodel.schedule.validate import dependency_order
+from costmodel.units import format_count
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Value
 from planner.lowering.feed import Feed
@@ -49,6 +50,14 @@ class PipelineTrainer:
     check: bool = True
     _jitted: dict[int, Any] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
+
+    def __repr__(self) -> str:
+        task, devices = self.feed.capture.task.name, sum(len(p.placement.devices) for p in self.programs.values())
+        stages, runs = (
+            format_count(self.stages, "stage"),
+            format_count(self.feed.microbatches, "microbatch", "microbatches"),
+        )
+        return f"Trainer of {task}: {stages} on {devices} devices, {runs} a step"
 
     @cached_property
     def stages(self) -> int:

@@ -31,7 +31,11 @@ class Reference:
     def feed(self) -> Feed:
         return Feed(self.captured, self.microbatches)
 
+    def __repr__(self) -> str:
+        return f"Reference of {self.task.name}: {self.microbatches} x {self.captured.microbatch} examples on one device"
+
     def init(self, params: Any, state: Any = None) -> Any:
+        self.feed.named_params(params), self.feed.named_state(state)  # raise for what was not planned
         return params, jax.jit(self.task.optimizer.init)(self._trained(params)), state
 
     def _trained(self, params: Any) -> dict[str, Any]:

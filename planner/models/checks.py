@@ -42,8 +42,8 @@ def divides(family: str, part: str, parts: int, whole: str, size: int) -> None:
     if size % parts:
         below, above = size // parts * parts, -(-size // parts) * parts
         near = f"{whole}={above}" if below == 0 else f"{whole}={below} or {above}"
-        divisors = [d for d in range(1, size + 1) if size % d == 0]
-        nearest = min(divisors, key=lambda d: (abs(d - parts), d))
+        around = (d for off in range(max(parts, size)) for d in (parts - off, parts + off))
+        nearest = next(d for d in around if d > 0 and size % d == 0)
         raise InputError(
             "MP122",
             f"{family}: {whole}={size} is not divisible by {part}={parts} (remainder {size % parts})",

@@ -5,7 +5,7 @@ their neutral value, else MP123 names the field. Dropout rates and initialisatio
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from planner.models.families.t5 import t5
 # Where the configuration allows longer sequences and none is asked for, plan for this length: scores grow with its
 # square, and few models are pre-trained at their longest length.
 LONGEST_DEFAULT_SEQ = 8192
+
+LARGEST = 10**9
+"""Of any number in a configuration; larger ones are slips of the pen, and overflow."""
 
 ACTIVATION_NAMES = {
     "gelu": "gelu",
@@ -44,17 +47,22 @@ class Fields:
 
     path: Path
     values: dict[str, Any]
+    table: str = ""  # path of the table inside the file, such as ``rope_scaling.``
 
     def bad(self, field: str, legal: str) -> InputError:
-        shown = f"{field}={self.values[field]!r}" if field in self.values else f"{field} is missing"
-        return InputError("MP123", f"{self.path}: {shown} is not understood", f"legal: {legal}")
+        name, value = f"{self.table}{field}", self.values.get(field)
+        if field not in self.values:
+            return InputError("MP123", f"{self.path}: {name} is missing", f"legal: {legal}")
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return InputError("MP123", f"{self.path}: {name}={shown} is not understood", f"legal: {legal}")
 
     def integer(self, field: str, default: Any = _ABSENT) -> Any:
         """An integer; a null counts as absent."""
         value = self.values.get(field)
         if value is None and default is not _ABSENT:
             return default
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
             raise self.bad(field, "an integer")
         return value
 
@@ -62,21 +70,33 @@ class Fields:
         value = self.values.get(field)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise self.bad(field, "a number")
         return float(value)
 
     def boolean(self, field: str, default: bool) -> bool:
-        value = self.values.get(field, default)
+        value = self.values.get(field)
+        value = default if value is None else value
         if not isinstance(value, bool):
             raise self.bad(field, "true or false")
         return value
 
     def activation(self, field: str, default: str) -> str:
-        value = self.values.get(field, default)
-        if value not in ACTIVATION_NAMES:
-            raise self.bad(field, ", ".join(ACTIVATION_NAMES))
-        return ACTIVATION_NAMES[value]
+        return ACTIVATION_NAMES[self.choice(field, default, ACTIVATION_NAMES)]
+
+    def choice(self, field: str, default: Any, legal: Iterable[str]) -> str:
+        """One of some words; a null counts as absent."""
+        value = self.values.get(field)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in legal:
+            raise self.bad(field, ", ".join(legal))
+        return value
+
+    def text(self, field: str) -> str | None:
+        value = self.values.get(field)
+        if value is not None and not isinstance(value, str):
+            raise self.bad(field, "a text")
+        return value
 
     def neutral(self, **fields: Any) -> None:
         """Each field, where present and not null, must have the value that is built."""
@@ -88,15 +108,18 @@ class Fields:
     def sequence(self, field: str, default: int, *limits: int | None) -> int:
         """The default sequence length: the longest that the model takes, up to `LONGEST_DEFAULT_SEQ`."""
         longest = self.integer(field, default)
+        if longest < 1:
+            raise self.bad(field, "an integer of at least 1")
         return min(longest, LONGEST_DEFAULT_SEQ, *(limit for limit in limits if limit is not None))
 
     def rope(self) -> dict[str, Any]:
         """``rope_base`` and ``rope_scaling``, in the older or the newer spelling of the fields."""
         field = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
-        table = self.values.get(field) or {}
+        table = self.values.get(field)
+        table = {} if table is None else table
         if not isinstance(table, dict):
             raise self.bad(field, "a table of rope parameters")
-        inner = Fields(self.path, table)
+        inner = Fields(self.path, table, f"{field}.")
         kind = table.get("rope_type", table.get("type", "default"))
         scaling = None
         if kind == "linear":
@@ -131,25 +154,26 @@ def import_config(path: Path, *, seq: int | None = None, batch: int | None = Non
     if not isinstance(values, dict):
         raise InputError("MP125", f"{path} holds a {type(values).__name__}, not a table", "give a model's config.json")
     fields = Fields(path, values)
-    kind = values.get("model_type")
-    if kind not in IMPORTERS:
-        raise fields.bad("model_type", ", ".join(IMPORTERS))
-    for architecture in values.get("architectures") or []:
-        if not architecture.endswith(LOSS_SUFFIXES):
+    kind = fields.choice("model_type", "", IMPORTERS)
+    architectures = values.get("architectures")
+    if not isinstance(architectures, list | None):
+        raise fields.bad("architectures", "a list of names")
+    for architecture in architectures or []:
+        if not isinstance(architecture, str) or not architecture.endswith(LOSS_SUFFIXES):
             raise fields.bad("architectures", f"a name that ends in {', '.join(LOSS_SUFFIXES)}")
     if values.get("quantization_config"):
         raise fields.bad("quantization_config", "none: quantised weights cannot be trained")
     family, dims = IMPORTERS[kind](fields)
     changes = {name: value for name, value in (("seq", seq), ("batch", batch)) if value is not None}
     try:
-        return family(**{"name": _name(path, values), **dims, **changes})
+        return family(**{"name": _name(fields, kind), **dims, **changes})
     except InputError as error:
         raise InputError(error.code, f"{path}: {error.message}", error.hint) from error
 
 
-def _name(path: Path, values: dict[str, Any]) -> str:
-    published = values.get("_name_or_path")
-    return published.rsplit("/", 1)[-1] if published else f"{values['model_type']}:{path}"
+def _name(fields: Fields, kind: str) -> str:
+    published = fields.text("_name_or_path")
+    return published.rsplit("/", 1)[-1] if published else f"{kind}:{fields.path}"
 
 
 def _decoder(fields: Fields, default_activation: str = "silu") -> dict[str, Any]:
@@ -247,11 +271,8 @@ def _bert(fields: Fields) -> tuple[Callable[..., TrainingTask], dict[str, Any]]:
 
 
 def _t5(fields: Fields) -> tuple[Callable[..., TrainingTask], dict[str, Any]]:
-    projection = fields.values.get("feed_forward_proj", "relu")
     kinds = {"relu": ("relu", False), "gated-gelu": ("gelu_tanh", True), "gated-silu": ("silu", True)}
-    if projection not in kinds:
-        raise fields.bad("feed_forward_proj", ", ".join(kinds))
-    activation, gated = kinds[projection]
+    activation, gated = kinds[fields.choice("feed_forward_proj", "relu", kinds)]
     layers = fields.integer("num_layers")
     return t5, {
         "hidden": fields.integer("d_model"),

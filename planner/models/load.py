@@ -42,6 +42,12 @@ def load_model(spec: str, *, seq: int | None = None, batch: int | None = None) -
         if not python[2]:
             raise InputError("MP124", f"{spec} names no function", f"write {python[1]}:task")
         return load_function(Path(python[1]), python[2], seq=seq, batch=batch)
+    if ".py:" in spec:
+        raise InputError(
+            "MP124", f"{spec!r} is not path.py:function", "name one function after one colon: train.py:task"
+        )
+    if not re.search(r"\w", spec):
+        raise InputError("MP120", f"{spec!r} names no model", "`meshplan models` lists what --model takes")
     if spec.endswith(".json") or (spec not in BUILT_IN and Path(spec, "config.json").is_file()):
         path = Path(spec) if spec.endswith(".json") else Path(spec, "config.json")
         return import_config(path, seq=seq, batch=batch)
@@ -77,6 +83,8 @@ def parse_dims(spec: str) -> tuple[str, dict[str, Any]]:
             value = keyword.value.id
         if keyword.arg is None:
             raise InputError("MP121", f"cannot read the dimensions in {spec!r}: ** is not understood", form)
+        if keyword.arg in dims:
+            raise InputError("MP121", f"{keyword.arg}= is given twice in {spec!r}", "give each dimension once")
         dims[keyword.arg] = value
     return match[1], dims
 

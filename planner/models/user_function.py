@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from costmodel.errors import InputError
+from costmodel.errors import InputError, PlanError
 from planner.frontend.task import TrainingTask
 
 
@@ -51,6 +51,9 @@ def _execute(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickling look the module up
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    except PlanError as error:
+        del sys.modules[name]
+        raise _own(path, error) from error
     except Exception as error:
         del sys.modules[name]
         hint = f"run `python {path}` to see the whole trace"
@@ -92,6 +95,8 @@ def _call(build: Callable[..., Any], path: Path, function: str, *, seq: int | No
         )
     try:
         task = build(**arguments)
+    except PlanError as error:
+        raise _own(path, error) from error
     except Exception as error:
         hint = f"call {function}() in a Python session to see the whole trace"
         raise _failure(path, f"calling {function}", error, hint) from error
@@ -106,13 +111,23 @@ def _call(build: Callable[..., Any], path: Path, function: str, *, seq: int | No
     return task
 
 
-def _failure(path: Path, doing: str, error: Exception, hint: str) -> InputError:
-    """The error with the last line of the user's file that it passed through."""
+def _own(path: Path, error: PlanError) -> PlanError:
+    """An error that says itself what is wrong, with the line of the user's file that made it."""
+    return type(error)(error.code, f"{_place(path, error)}: {error.message}", error.hint)
+
+
+def _place(path: Path, error: Exception) -> str:
+    """The file, and the last line of it that the error passed through."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     else:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
-    where = f"{path}:{line}" if line is not None else str(path)
+    return f"{path}:{line}" if line is not None else str(path)
+
+
+def _failure(path: Path, doing: str, error: Exception, hint: str) -> InputError:
+    """The error with the last line of the user's file that it passed through."""
+    where = _place(path, error)
     text = str(error) or "no message"
     return InputError("MP124", f"{doing} failed at {where}: {type(error).__name__}: {text}", hint)

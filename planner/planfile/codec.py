@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from costmodel.documents import convert
+from costmodel.documents import LARGEST_INTEGER, convert
 from costmodel.errors import InputError
 from planner.planfile.layout import dumps
 from planner.planfile.schema import SCHEMA_VERSION, Plan
@@ -42,6 +42,7 @@ def decode(data: bytes, *, source: str = "") -> Plan:
         raise InputError("MP152", f"{_in(source)}a plan is a JSON object, got {_name(document)}", _WRITE_HINT)
     _check_version(document, source)
     try:
+        _check_numbers(document, "")
         return convert(document, Plan, code="MP152")
     except InputError as error:
         raise InputError(error.code, f"{_in(source)}{error.message}", error.hint or _WRITE_HINT) from None
@@ -133,6 +134,21 @@ def _finite(value: Any, path: str) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(entry, f"{path}[{at}]") for at, entry in enumerate(value)]
     return value
+
+
+def _check_numbers(value: Any, path: str) -> None:
+    """InputError MP152 for a whole number that 64 bits cannot hold: nothing in a plan is that large, and sums and
+    products of such numbers overflow elsewhere."""
+    if isinstance(value, int):
+        if not -LARGEST_INTEGER <= value <= LARGEST_INTEGER:
+            got = f"{path} is a whole number of {len(str(abs(value)))} digits, the largest is {LARGEST_INTEGER}"
+            raise InputError("MP152", got, "correct the field; a real number this large is written such as 1e30")
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            _check_numbers(entry, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for at, entry in enumerate(value):
+            _check_numbers(entry, f"{path}[{at}]")
 
 
 def _sorted_tables(value: Any) -> Any:

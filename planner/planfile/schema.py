@@ -269,7 +269,13 @@ class Finding(Document, frozen=True):
 
 
 class ModelRecord(Document, frozen=True):
-    """The model as captured. `parameter_shapes` has every parameter's whole shape by path, to name what changed."""
+    """The model as captured.
+
+    Attributes:
+        parameter_shapes: every parameter's whole shape by path, to name what changed.
+        block_classes: class of equal blocks -> its blocks, as runs of names. Every group has a strategy for each class
+            of its blocks.
+    """
 
     name: str
     fingerprint: str
@@ -281,6 +287,7 @@ class ModelRecord(Document, frozen=True):
     spec: str | None = None  # what --model was given, so that `run` can find the task again
     sequence: int | None = None
     parameter_shapes: dict[str, tuple[int, ...]] = {}
+    block_classes: dict[str, tuple[str, ...]] = {}
 
 
 class ClusterRecord(Document, frozen=True):

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from costmodel.units import format_seconds
+from costmodel.units import format_count, format_seconds
+from planner.arguments import require_plan
 from planner.check.figures import MEMORY_ITEMS
 from planner.planfile.fingerprint import short_fingerprint
 from planner.planfile.schema import Finding, GroupPlan, Plan
@@ -134,8 +136,9 @@ class Explanation:
         return plain
 
 
-def explain(plan: Plan) -> Explanation:
-    """Tables and sentences about a plan."""
+def explain(plan: Plan | str | Path) -> Explanation:
+    """Tables and sentences about a plan or a plan file."""
+    plan = require_plan(plan, "planner.explain(plan)")
     stages = tuple(_stage_rows(plan))
     return Explanation(
         plan=plan,
@@ -160,8 +163,9 @@ def _headline(plan: Plan) -> Iterator[str]:
     model, cluster, prediction = plan.model, plan.cluster, plan.prediction
     kinds = ", ".join(f"{count} x {kind}" for kind, count in cluster.kinds.items())
     yield f"{model.name} ({model.parameters:,} parameters, {model.block_count} blocks) on {cluster.name} ({kinds})"
+    count = format_count(plan.microbatches, "microbatch", "microbatches")
     yield (
-        f"global batch {plan.global_batch} as {plan.microbatches} microbatches of {plan.microbatch_size}, "
+        f"global batch {plan.global_batch} as {count} of {plan.microbatch_size}, "
         f"schedule {plan.schedule.name}, {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
     )
     rate = f"{prediction.examples_per_s:,.4g} examples/s"
@@ -256,7 +260,7 @@ def _communication_rows(plan: Plan) -> Iterator[CommunicationRow]:
                     if kind.startswith(phase) and number
                 ]
                 if kinds or time_s:
-                    what = f"{', '.join(kinds) or 'collectives'}, for each of {count} microbatches"
+                    what = f"{', '.join(kinds) or 'collectives'}, {_each(count)}"
                     yield CommunicationRow(where=where, phase=phase, what=what, time_s=time_s * count)
             rest = [kind for kind in sorted(time.collectives) if not kind.startswith(("forward", "backward"))]
             if time.gradient_reduction_s or rest:
@@ -267,10 +271,14 @@ def _communication_rows(plan: Plan) -> Iterator[CommunicationRow]:
     for transfer in plan.transfers:
         where = f"stage {transfer.from_stage} -> {transfer.to_stage}"
         what = f"{len(transfer.values)} value{'s' if len(transfer.values) != 1 else ''} ({transfer.bytes:,} B forward, "
-        what += f"{transfer.gradient_bytes:,} B back), for each of {plan.microbatches} microbatches"
+        what += f"{transfer.gradient_bytes:,} B back), {_each(plan.microbatches)}"
         back = transfer.gradient_bytes / transfer.bytes if transfer.bytes else 0.0
         time_s = transfer.time_s * plan.microbatches * (1 + back)
         yield CommunicationRow(where=where, phase="transfer", what=what, time_s=time_s)
+
+
+def _each(microbatches: int) -> str:
+    return f"for each of {microbatches} microbatches" if microbatches != 1 else "for the one microbatch"
 
 
 def _baseline_rows(plan: Plan) -> Iterator[BaselineRow]:

@@ -7,6 +7,7 @@ from costmodel.units import format_bytes, format_seconds
 from planner.planfile.schema import Finding
 from planner.report.explain import Explanation, StageRow
 from planner.report.table import format_table
+from planner.report.words import GLOSSARY
 
 WIDTH = 112
 MOST_MEMORY_ROWS = 8
@@ -34,6 +35,8 @@ def render_summary(explanation: Explanation) -> str:
     """One screen: head line, stages, worst memory, certificate; no newline at the end."""
     worst = explanation.memory[0] if explanation.memory else None
     lines = [*_head(explanation), "", _stages(explanation), ""]
+    if any(row.binds for row in explanation.stages):
+        lines.append(f"* {GLOSSARY['binds'].replace(' (*)', '')}")
     if worst is not None:
         total, limit = format_bytes(worst.total_bytes), format_bytes(worst.limit_bytes)
         lines.append(f"worst memory: stage {worst.stage}, {total} of {limit} a device")

@@ -39,7 +39,7 @@ def other(value, data):
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return data.draw(st.sampled_from([-1, 0, 1, 2, 3, 7, 10**12]))
+        return data.draw(st.sampled_from([-1, 0, 1, 2, 3, 7, 10**12, 2**63 - 1, 10**30]))
     if isinstance(value, float):
         return data.draw(st.sampled_from([-1.0, 0.0, 1e-300, 0.5, 1e300]))
     if isinstance(value, str):

@@ -109,6 +109,77 @@ def test_errors_are_documents_too_with_json(call):
     assert error["code"] == "MP150" and error["exit_code"] == 2 and error["hint"]
 
 
-def test_a_place_that_cannot_be_written(call):
-    done = call("explain", "good.plan.json", "-o", "no/such/folder/x")
-    assert done.code == 2 and "MP156" in done.err
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["plann", "--json"],
+        ["plan", "--bogus", "--json"],
+        ["plan", "--json", "--model", "gpt2", "--global-batch", "0"],
+        ["explain", "--json"],
+        ["validate", "--format", "json"],
+        ["validate", "--format=json", "good.plan.json"],
+        ["run", "--json", "good.plan.json", "--steps", "1.5"],
+    ],
+)
+def test_usage_errors_are_documents_too_with_json(call, args):
+    done = call(*args)
+    assert done.code == 2 and done.err.startswith("error MP100: ")
+    error = json.loads(done.out)["error"]
+    assert error["code"] == "MP100" and error["exit_code"] == 2 and error["hint"] and error["message"] in done.err + " "
+
+
+def test_usage_errors_are_text_alone_without_json(call):
+    assert not call("plan", "--bogus").out
+    assert not call("explain", "--bogus", "--", "--json").out
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1.5", "x", "", "1" + "0" * 30])
+def test_counts(call, count):
+    done = call("run", "good.plan.json", "--steps", count)
+    assert done.code == 2 and f"'{count}' is not a whole number of at least 1" in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["plan", "--model", "none.py:task", "--global-batch", "8"],
+        ["explain", "none.plan.json"],
+        ["validate", "none.plan.json", "--cluster", "none.toml"],
+        ["profile", "--model", "none.py:task"],
+        ["cluster", "init"],
+        ["cluster", "show", "none.toml"],
+        ["models", "none"],
+    ],
+)
+@pytest.mark.parametrize("place", ["no/such/folder/x", ".", "good.plan.json/x", ""])
+def test_a_place_that_cannot_be_written_is_found_before_anything_else(call, args, place):
+    done = call(*args, "-o", place, *(["--json"] if args[0] != "validate" else []))
+    assert done.code == 2 and done.err.startswith("error MP156: cannot write "), done.err
+    assert args[0] == "validate" or json.loads(done.out)["error"]["code"] == "MP156"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("m.py:mlp:x", "MP124: 'm.py:mlp:x' is not path.py:function"),
+        ("m.py:", "MP124: m.py: names no function"),
+        (":", "MP120: ':' names no model"),
+        ("", "MP120: '' names no model"),
+        ("gpt(hidden=12,hidden=24,layers=1,heads=1,vocab=8,seq=8)", "MP121: hidden= is given twice"),
+    ],
+)
+def test_texts_that_name_no_model(call, spec, message):
+    done = call("models", spec)
+    assert done.code == 2 and message in done.err and done.err.count("hint:") == 1
+
+
+def test_a_task_says_itself_what_is_wrong_with_it(call, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import jax.numpy as jnp, optax, planner\n"
+        "def task():\n"
+        "    batch = {'x': jnp.zeros((3, 2)), 'y': jnp.zeros(4)}\n"
+        "    return planner.TrainingTask(lambda p, b: 0.0, params={}, batch=batch, optimizer=optax.sgd(1.0))\n"
+    )
+    done = call("models", "own.py:task")
+    assert done.code == 2 and done.err.startswith("error MP111: own.py:4: batch leaves disagree on the batch size")
+    assert done.err.count("hint:") == 1 and "MP124" not in done.err

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from planner.check.codes import MODEL_RULES, RULES
 from planner.plan_files import read_plan, write_plan
 from planner.planfile.codec import encode
 from tests.golden_files import check_golden
@@ -84,6 +85,24 @@ def test_validate_formats(call, form, tmp_path):
         json.loads(text)
 
 
+def cases(call, *args):
+    tree = ElementTree.fromstring(call("validate", *args, "--format", "junit").out)
+    found = {case.get("name").split()[0]: case for case in tree.iter("testcase")}
+    skipped = {code for code, case in found.items() if case.find("skipped") is not None}
+    assert tree.get("skipped") == str(len(skipped)) and tree.get("tests") == str(len(found))
+    return found, skipped
+
+
+def test_junit_does_not_pass_what_was_not_checked(call, tmp_path):
+    found, skipped = cases(call, "good.plan.json", "--cluster", "mixed.toml")
+    assert skipped == set(MODEL_RULES) and "--model" in found["MP630"].find("skipped").get("message")
+    (tmp_path / "cut.plan.json").write_bytes(encode(tiny_plan())[:500])
+    found, skipped = cases(call, "cut.plan.json", "--cluster", "mixed.toml")
+    assert skipped == {rule.code for rule in RULES} and found["MP151"].find("failure") is not None
+    document = json.loads(call("validate", "good.plan.json", "--cluster", "mixed.toml", "--json").out)
+    assert document["results"][0]["skipped"] == list(MODEL_RULES)
+
+
 def test_cluster_show(call):
     done = call("cluster", "show", "mixed.toml")
     assert done.code == 0 and not done.err
@@ -98,6 +117,8 @@ def test_cluster_init_round_trip(call, tmp_path):
     shown = call("cluster", "show", "here.toml")
     assert shown.code == 0 and "Cluster here: 8 devices" in shown.out  # the tests' fake CPU devices
     assert call("cluster", "init").out.startswith('name = "local"')
+    document = json.loads(call("cluster", "init", "--json").out)
+    assert document["name"] == "local" and document["devices"] == 8
 
 
 def test_models(call):

@@ -15,6 +15,8 @@ import pytest
 import planner
 from cli.steps import SHORT, SINGLE, Run, compare_runs, tolerance_of
 from costmodel.errors import InfeasibleError, InputError, LoweringError, MismatchError, ProfileError
+from planner import api
+from planner.check.drift import drift
 from planner.frontend.capture import capture
 from planner.frontend.task import TrainingTask
 from planner.lowering.verify import GroupReport, Verification
@@ -98,6 +100,7 @@ def fake(monkeypatch, call, tmp_path):
         "reference": lambda task, plan: Runner(task),
     }.items():
         monkeypatch.setitem(vars(planner), name, function)
+    monkeypatch.setattr(api, "model_findings", lambda plan, task: drift(plan, seen.record))
     return seen
 
 
@@ -190,6 +193,15 @@ def test_fake_devices_are_asked_for_before_jax(call, fake, monkeypatch):
     assert request_cpu_devices(6, only=True)
     assert os.environ["XLA_FLAGS"] == "--other=1 --xla_force_host_platform_device_count=6"
     assert os.environ["JAX_PLATFORMS"] == "cpu" and not request_cpu_devices(7, only=False)
+
+
+def test_devices_are_spoken_of_after_the_checks(call, fake, monkeypatch):
+    monkeypatch.setattr("cli.run.request_cpu_devices", lambda count, *, only: True)
+    done = call("run", "good.plan.json", "--fake-devices", "8")
+    assert done.code == 0 and "8 CPU devices share this machine" in done.err
+    fake.record = replace(fake.record, fingerprint="sha256:x")
+    done = call("run", "good.plan.json", "--fake-devices", "8")
+    assert done.code == 5 and done.err.startswith("error MP412") and "share this machine" not in done.err
 
 
 def run_of(losses, before, after):

@@ -49,7 +49,9 @@ def link(one: str = "a", other: str = "b", **changes) -> dict:
 
 
 def test_devices_have_canonical_ids_in_order():
-    cluster = parse(group(nodes=1, devices_per_node=3), group("b", nodes=2, devices_per_node=2), link=[link()])
+    a = group(nodes=1, devices_per_node=3, intra=[TIER | {"span": 3}])
+    b = group("b", nodes=2, devices_per_node=2, intra=[TIER | {"span": 2}])
+    cluster = parse(a, b, link=[link()])
     ids = ["a/0/0", "a/0/1", "a/0/2", "b/0/0", "b/0/1", "b/1/0", "b/1/1"]
     assert [device.id for device in cluster.devices] == ids
     assert cluster.device_counts == {"a": 3, "b": 4}
@@ -305,3 +307,20 @@ def test_a_chain_of_figures_is_as_good_as_its_weakest():
     assert weakest("measured", "assumed", "compiled") == "assumed"
     with pytest.raises(ValueError, match="at least one"):
         weakest()
+
+
+def test_a_tier_is_not_wider_than_its_node():
+    with pytest.raises(InputError, match=r"MP136: group\[0\]\.intra\[0\]\.span is 16, a node has devices_per_node = 8"):
+        parse(group(intra=[TIER | {"span": 16}]))
+
+
+def test_words_that_are_not_legal_come_with_those_that_are():
+    facts = {**msgspec.to_builtins(kind("X")), "platform": "abacus"}
+    with pytest.raises(InputError, match=r"group\[0\]\.device\.platform: .*'abacus'\nhint: legal: cpu, gpu, tpu"):
+        parse(group(device=facts))
+
+
+@pytest.mark.parametrize("field", ["nodes", "devices_per_node"])
+def test_huge_counts(field):
+    with pytest.raises(InputError, match=rf"MP133: .*{field} is a whole number of 400 digits"):
+        parse(group(**{field: 10**399}))

@@ -249,3 +249,35 @@ def test_missing_file(tmp_path):
     with pytest.raises(InputError, match=r"cannot read .*nothing\.json") as error:
         load_model(str(tmp_path / "nothing.json"))
     assert error.value.code == "MP125"
+
+
+WRONG = (["gpt2"], {"a": 1}, "many", True, -1, 0, 1.5, 10**30, float("nan"), None)
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, MIXTRAL, GPT2, NEOX, BERT, FLAN], ids=lambda c: c["model_type"])
+def test_a_field_of_any_other_type_is_named_or_taken(tmp_path, config):
+    path = tmp_path / "config.json"
+    config = {"_name_or_path": "x", "rope_scaling": None, **config}
+    for field in config:
+        for value in WRONG:
+            path.write_text(json.dumps(config | {field: value}))
+            try:
+                load_model(str(path))
+            except InputError as error:
+                assert error.code in ("MP122", "MP123") and str(path) in error.message and error.hint
+                assert error.code == "MP122" or field in error.message
+
+
+@pytest.mark.parametrize("field", sorted(LLAMA3_SCALING))
+def test_a_field_of_the_rope_table_is_named_with_its_path(tmp_path, field):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"rope_scaling": LLAMA3_SCALING | {field: ["x"]}}))
+    with pytest.raises(InputError, match=r"MP123.*rope_scaling"):
+        load_model(str(path))
+
+
+def test_a_missing_field_is_said_to_be_missing(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"config\.json: model_type is missing\nhint: legal: llama"):
+        load_model(str(path))

@@ -56,7 +56,10 @@ def test_bytes_do_not_depend_on_the_order_of_tables():
 def test_numbers_of_numpy_and_ints_for_floats_are_written_as_floats():
     plan = tiny_plan()
     prediction = replace(
-        plan.prediction, step_time_s=np.float64(0.05), model_flops=4 * 10**12, optimizer_s=np.float64(2e-3)
+        plan.prediction,
+        step_time_s=np.float64(0.05),
+        model_flops=round(plan.prediction.model_flops),
+        optimizer_s=np.float64(2e-3),
     )
     assert encode(replace(plan, prediction=prediction)) == encode(plan)
 
@@ -171,3 +174,13 @@ def test_version_is_looked_at_before_fields():
 def test_byte_order_mark_is_skipped():
     plan = tiny_plan()
     assert decode(b"\xef\xbb\xbf" + encode(plan)) == plan
+
+
+@pytest.mark.parametrize("path", ["microbatches", "global_batch", "stages[0].groups[0].microbatches[0]"])
+def test_integers_beyond_64_bits_are_refused(path):
+    text = encode(tiny_plan()).decode()
+    old = {"microbatches": '"microbatches": 4,', "global_batch": '"global_batch": 32,'}.get(path, "[0, 1, 2, 3]")
+    new = old.replace("4", str(10**30)).replace("32", str(10**30)).replace("[0,", f"[{10**30},")
+    with pytest.raises(InputError, match=r"MP152: .*whole number of 31 digits") as caught:
+        decode(text.replace(old, new, 1).encode())
+    assert path in caught.value.message

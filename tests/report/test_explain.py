@@ -119,3 +119,13 @@ def test_plain_data_is_json():
 )
 def test_device_runs(devices, runs):
     assert device_runs(devices) == runs
+
+
+def test_one_of_a_thing_is_not_many():
+    plan = tiny_plan(stages=2, microbatches=1, microbatch_size=32)
+    assert "as 1 microbatch of 32" in explain(plan).text and "1 microbatches" not in explain(plan).text
+
+
+def test_the_star_of_the_summary_is_explained():
+    assert "* the slowest group: in the steady state the others wait for it" in explain(tiny_plan()).summary
+    assert "*" not in explain(tiny_plan(stages=1)).summary

@@ -1,0 +1,23 @@
+"""Where in the user's code an error arose, for messages."""
+
+from pathlib import Path
+
+_OWN = str(Path(__file__).parents[1])
+
+
+def user_line(error: BaseException) -> str:
+    """`` at file.py:12 (function)``: the innermost frame of the user's own code, or of a package that is not JAX."""
+    trace, own, package = error.__traceback__, "", ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "site-packages/jax" not in code.co_filename and not code.co_filename.startswith(_OWN):
+            package = f" at {code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} ({code.co_name})"
+            own = own if "site-packages" in code.co_filename else package
+        trace = trace.tb_next
+    return own or package
+
+
+def first_line(error: BaseException) -> str:
+    """``ValueError: what is wrong``, one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
