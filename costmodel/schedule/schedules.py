@@ -1,15 +1,11 @@
 """Schedules by name, for those who ask what another one would do."""
 
-from collections.abc import Callable
-
-from costmodel.documents import nearest
-from costmodel.errors import InputError
 from costmodel.schedule.actions import Schedule
-from costmodel.schedule.generate import Shares, gpipe, one_f_one_b
+from costmodel.schedule.generate import Shares
+from costmodel.schedule.registry import FAMILIES, make_schedule
 
-_GENERATORS: dict[str, Callable[[int, int, Shares | None], Schedule]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
-
-NAMES = tuple(_GENERATORS)
+NAMES = tuple(name for name, family in FAMILIES.items() if not family.required)
+"""Those that need nothing but the numbers of stages and microbatches."""
 
 
 def by_name(name: str, stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
@@ -22,14 +18,12 @@ def by_name(name: str, stages: int, microbatches: int, shares: Shares | None = N
         shares: per stage and group the microbatches that it runs; by default each stage has one group.
 
     Raises:
-        InputError: MP146 for an unknown name; MP143 and MP144 as the generators.
+        InputError: MP146 for a name that there is not, or one that cannot run stages of several groups; and what the
+            generator raises.
 
     Example:
         >>> by_name("gpipe", 1, 2).actions[0].actions[1].kind
         'F'
     """
-    if name not in _GENERATORS:
-        near = nearest(name, NAMES, limit=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError("MP146", f"there is no schedule {name!r}", f"{hint}schedules are {', '.join(NAMES)}")
-    return _GENERATORS[name](stages, microbatches, shares)
+    several = shares is not None and any(len(groups) > 1 for groups in shares)
+    return make_schedule(name, stages, microbatches, shares=shares if several else None)

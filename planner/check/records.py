@@ -15,6 +15,7 @@ from planner.planfile.names import expand_names
 from planner.planfile.schema import Finding, Plan
 
 REDUCTIONS = ("mean", "sum", "weighted")
+SCHEDULES = tuple(FAMILIES)
 STATUSES = ("optimal", "feasible")
 PHASES = ("forward", "backward", "once")
 
@@ -26,7 +27,7 @@ _DTYPE = re.compile(
 def words_known(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """MP618: names of reductions, schedules, statuses, provenances, dtypes and collectives."""
     yield from _known("model.reduction", plan.model.reduction, REDUCTIONS)
-    yield from _known("schedule.name", plan.schedule.name, tuple(FAMILIES))
+    yield from _known("schedule.name", plan.schedule.name, SCHEDULES)
     yield from _known("certificate.status", plan.certificate.status, STATUSES)
     for figure, word in plan.prediction.provenance.items():
         yield from _known(f"prediction.provenance.{figure}", word, PROVENANCES)

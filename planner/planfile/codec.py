@@ -71,10 +71,9 @@ def _parse(data: bytes, source: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
-        tail = text[error.pos :].strip()  # nothing, or the beginning of a word
-        cut = any(word.startswith(tail) for word in ("true", "false", "null")) or error.msg.startswith(
-            ("Unterminated string", "Invalid \\escape: end")
-        )
+        rest = text[error.pos :].rstrip()  # nothing, or of a word or number cut short, such as `tr` or `.`
+        cut = error.msg.startswith(("Unterminated string", "Invalid \\escape: end"))
+        cut = cut or any(word.startswith(rest) for word in ("true", "false", "null", "-", ".", "e+", "E+", "e-", "E-"))
         at = f"line {error.lineno}, byte {len(text[: error.pos].encode())} of {len(data)}"
         if cut:
             hint = "the file was not written or copied whole; write the plan again"

@@ -188,12 +188,16 @@ def arising_bytes(
 ) -> float:
     """Bytes on one device of a microbatch's gradient, beside the accumulator that it is added to.
 
-    It arises split as the value is, whatever the accumulator's split (ZeRO-2). One that is not added to others is the
-    accumulator, unless that is split further.
+    It arises split as the value is, whatever the accumulator's split: with ZeRO-2 whole, and beside it lies what is
+    left of it after the first axis's reduce-scatter. One that is not added to others is the accumulator, unless that is
+    split further.
     """
     if not parameter.trained or (not accumulates and storage.gradient == storage.value):
         return 0.0
-    return elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+    whole = elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+    scattered = (n for n, v, g in zip(mesh, storage.value, storage.gradient, strict=True) if v < 0 <= g)
+    first = next(scattered, 0)
+    return whole + (whole / first if first else 0.0)
 
 
 def reduced_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> float:

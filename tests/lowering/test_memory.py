@@ -62,6 +62,7 @@ ONE_STAGE = {
     "gpt zero-3 remat": (GPT, layout(FLAT, zero_3, "full")),
     "gpt one microbatch": (GPT, layout(FLAT, zero_0, "full", microbatches=1)),
     "gpt large vocabulary zero-3": (LARGE_VOCABULARY, layout(FLAT, zero_3, "full")),
+    "gpt zero-2 on two axes": (GPT, layout(MIXED, zero_2, "none")),
     "llama tensor x data zero-1": (LLAMA, layout(MIXED, zero_1, "none")),
     "vit zero-2": (VIT, layout(FLAT, zero_2, "none")),
     "gpt optimizer state in one vector": (
@@ -188,7 +189,7 @@ def test_a_gradient_arises_split_as_its_value_is() -> None:
 
     assert arising(zero_0) == (arising(zero_0)[1],) * 2
     whole, value = arising(zero_2)
-    assert whole == value
+    assert value < whole <= value * 9 / 8 + 1  # and the eighth that is left of it when it is scattered
     split, value = arising(zero_3)
     assert split == value < whole / 7
     assert arising(zero_0, microbatches=1)[0] == 0

@@ -108,7 +108,7 @@ def bad(data, code, *parts):
 def test_every_cut_is_named():
     data = encode(tiny_plan(stages=1))
     for length in range(1, len(data) - 2, 7):
-        bad(data[:length], "MP151")
+        bad(data[:length], "MP151", "cut short")
     bad(data[: len(data) // 2], "MP151", "cut short", "line ", "byte ", f"of {len(data) // 2}")
 
 

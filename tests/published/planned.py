@@ -71,8 +71,10 @@ MISCOUNTED = frozenset(
         "optimistix_equilibrium",
         "flowjax_coupling_flow",
         "hf_bart",
+        "hf_whisper",
         "hk_vq_vae",
         "penzai_llama",
+        "rax_ranking",
     }
 )
 
