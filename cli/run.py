@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--verify/--no-verify",
     default=None,
-    help="Compare the programs' collectives and kept bytes with the plan before the first step, where a difference is an "
-    "error, or do not. Default: a difference is a warning.",
+    help="Compare the programs' collectives and kept bytes with the plan before the first step, where a difference is "
+    "an error, or do not. Default: a difference is a warning.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and batches.")
 @json_option

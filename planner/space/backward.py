@@ -135,6 +135,12 @@ def takes_again(ops: Iterable[Op], name: str, again: Again) -> bool:
     return any((op.name, name) in again for op in ops)
 
 
+def gives_cotangent(ops: Iterable[Op], name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor gets a cotangent from some of these ops (a group): not from a comparison, or the maximum that a
+    softmax subtracts."""
+    return any(name in op.inputs and any(o and tensors[o].needs_grad for o in op.outputs) for op in ops)
+
+
 def runs_again(op: Op, again: Again) -> bool:
     """Whether an op that takes its operands again does so to run again, and not only to have them for its
     cotangents."""

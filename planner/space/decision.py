@@ -13,7 +13,7 @@ from functools import cached_property
 from costmodel.graph import Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
 from planner.space.accumulation import accumulate_s
-from planner.space.backward import is_layered, own_name, runs_again, takes_again
+from planner.space.backward import gives_cotangent, is_layered, own_name, runs_again, takes_again
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group, weight_seconds
 from planner.space.inputs import input_bytes
 from planner.space.model_space import ModelSpace
@@ -257,21 +257,26 @@ class Decision:
         else:
             producer, specs = found
             source = specs[self.choice[producer]]
-        again = self._targets(key, name, without=producer)
         layers = space.counts[key] if name in space.once[key] else 1
-        for target in sorted(again):
+        for target, (again, moves) in sorted(self._targets(key, name, without=producer).items()):
             tensor = space.graph.classes[key].tensors[name]
-            self.charge(tensor, source, target, cost, again=again[target], layers=layers)
+            self.charge(tensor, source, target, cost, again=again, moves=moves, layers=layers)
 
-    def _targets(self, key: str, name: str, without: int = -1) -> dict[Spec, bool]:
-        """Specs in which a class's ops take a tensor, with whether the backward pass takes it so again."""
-        again, found = self.space.again[key, self.setting.remat], {}
+    def _targets(self, key: str, name: str, without: int = -1) -> dict[Spec, tuple[bool, bool]]:
+        """Specs in which a class's ops take a tensor, with whether the backward pass takes it so again, and whether a
+        cotangent comes back."""
+        again, tensors = self.space.again[key, self.setting.remat], self.space.graph.classes[key].tensors
+        found: dict[Spec, tuple[bool, bool]] = {}
         for index, specs in self.space.consumers(key, name):
             node = self.space.nodes[index]
             assert isinstance(node, GroupNode)
             if index != without:
                 target = specs[self.choice[index]]
-                found[target] = found.get(target, False) or takes_again(node.group.ops, name, again)
+                before = found.get(target, (False, False))
+                found[target] = (
+                    before[0] or takes_again(node.group.ops, name, again),
+                    before[1] or gives_cotangent(node.group.ops, name, tensors),
+                )
         return found
 
     def charge(
@@ -282,24 +287,25 @@ class Decision:
         cost: BlockCost,
         *,
         again: bool = False,
+        moves: bool = True,
         share: float = 1.0,
         layers: int = 1,
     ) -> None:
-        """Charges a cast; `layers` share its forward pass."""
+        """Charges a cast; `layers` share its forward pass. `moves`: a cotangent comes back."""
         if source == target:
             return
         forward, backward = self.space.pricing.cast(tensor, source, target)
         cost.forward_cast_s += share * forward / layers
         cost.run_cast_s += share * forward if layers > 1 else 0.0
         forward_counts = cost.run_collectives if layers > 1 else cost.collectives
-        cost.backward_cast_s += share * (backward + (forward if again else 0.0))
+        cost.backward_cast_s += share * ((backward if moves else 0.0) + (forward if again else 0.0))
         steps = cast(tensor.shape, tensor.itemsize, source, target, self.space.mesh) or ()
         for step in steps:
             if step.forward:
                 forward_counts["forward", step.forward, step.axis] += share  # type: ignore[assignment]
                 if again:
                     cost.collectives["backward", step.forward, step.axis] += share  # type: ignore[assignment]
-            if step.backward and tensor.needs_grad:
+            if step.backward and tensor.needs_grad and moves:
                 cost.collectives["backward", step.backward, step.axis] += share  # type: ignore[assignment]
 
     def _parameter(self, index: int, key: str, cost: BlockCost) -> None:
@@ -345,8 +351,9 @@ class Decision:
         trained = space.graph.params[node.names[0]].trained
         once = name in space.once[key]
         forward_counts = cost.run_collectives if once else cost.collectives
-        for need, again in sorted(self._targets(key, name).items()):
+        for need, (again, moves) in sorted(self._targets(key, name).items()):
             forward, backward = space.pricing.cast(tensor, source, need)
+            backward = backward if moves else 0.0
             cost.forward_cast_s += forward / (space.counts[key] if once else 1)
             cost.run_cast_s += forward if once else 0.0
             cost.backward_cast_s += backward + (forward if again else 0.0)
@@ -355,7 +362,7 @@ class Decision:
                 if step.forward:
                     forward_counts["forward", step.forward, step.axis] += 1
                     cost.collectives["backward", step.forward, step.axis] += again
-                if step.backward and trained:
+                if step.backward and trained and moves:
                     cost.collectives["backward", step.backward, step.axis] += 1
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from costmodel.graph import BlockClass, Tensor
 from costmodel.sharding import Spec, split_factor
 from planner.search.problem import Floats, IntraOpProblem, Node, TensorEdge
-from planner.space.backward import takes_again
+from planner.space.backward import gives_cotangent, takes_again
 from planner.space.group_costs import group_cost, group_live, group_saved, sharers_of
 from planner.space.inputs import input_bytes
 from planner.space.nodes import AnyNode, GroupNode, ParameterNode, Place, PortNode
@@ -197,6 +197,7 @@ def _parameter_edges(space: "ModelSpace", index: int, node: ParameterNode) -> li
         )
         edge = _parameter_tensor_edge(node, index, consumers, targets)
         again = _again(space, consumers, places, targets)
+        backward = np.where(_moving(space, consumers, places, targets) > 0.0, backward, 0.0)
         edges.append(EdgePrices(edge, node.count, forward, backward, once, again))
     for place, stack in node.whole.items():
         places, consumers, targets = _reads([(place, c) for c in space.consumers(*place)])
@@ -204,6 +205,7 @@ def _parameter_edges(space: "ModelSpace", index: int, node: ParameterNode) -> li
             forward, backward = whole_read_matrix(stack, node.options, targets, space.pricing)
             edge = _parameter_tensor_edge(node, index, consumers, targets)
             again = _again(space, consumers, places, targets)
+            backward = np.where(_moving(space, consumers, places, targets) > 0.0, backward, 0.0)
             edges.append(EdgePrices(edge, space.counts[place[0]], forward, backward, None, again))
     return edges
 
@@ -247,6 +249,22 @@ def _again(
     return found
 
 
+def _moving(
+    space: "ModelSpace",
+    consumers: Sequence[tuple[int, Sequence[Spec]]],
+    places: Sequence[tuple[str, str]],
+    targets: Sequence[Spec],
+) -> Floats:
+    """For each target spec 1 where some consumer that may need it gives a cotangent back."""
+    row = np.zeros(len(targets))
+    for (key, name), (index, specs) in zip(places, consumers, strict=True):
+        node = space.nodes[index]
+        assert isinstance(node, GroupNode)
+        if gives_cotangent(node.group.ops, name, space.graph.classes[key].tensors):
+            row[[targets.index(s) for s in set(specs)]] = 1.0
+    return row
+
+
 def _edge(
     space: "ModelSpace",
     name: str,
@@ -261,6 +279,8 @@ def _edge(
     targets = list(dict.fromkeys(s for _, specs in consumers for s in specs))
     forward, backward = space.pricing.cast_matrix(tensor, sources, targets)
     again = _again(space, consumers, places, targets)
+    if places:
+        backward = np.where(_moving(space, consumers, places, targets) > 0.0, backward, 0.0)
     return EdgePrices(
         _tensor_edge(name, producer, give, sources, consumers, targets), count, forward, backward, None, again
     )
