@@ -8,13 +8,73 @@ import pytest
 
 from planner.frontend.rules.base import REGISTRY, rule_for
 
-COMMON = """
-    mul broadcast_in_dim reduce_sum add div sub add_any dot_general transpose reshape convert_element_type
-    select_n neg max eq exp lt squeeze stop_gradient integer_pow gather reduce_max scatter-add log abs ge slice
-    concatenate iota pad sign is_finite rsqrt gt square split sqrt tanh logistic ne custom_jvp_call or scan and
-    bitcast_convert_type random_bits conv_general_dilated shift_right_logical copy pow random_wrap rev cos sin
-    log1p min scatter random_unwrap dynamic_slice random_split not random_fold_in cumsum rem custom_vjp_call
-""".split()
+COMMON = [
+    "mul",
+    "broadcast_in_dim",
+    "reduce_sum",
+    "add",
+    "div",
+    "sub",
+    "add_any",
+    "dot_general",
+    "transpose",
+    "reshape",
+    "convert_element_type",
+    "select_n",
+    "neg",
+    "max",
+    "eq",
+    "exp",
+    "lt",
+    "squeeze",
+    "stop_gradient",
+    "integer_pow",
+    "gather",
+    "reduce_max",
+    "scatter-add",
+    "log",
+    "abs",
+    "ge",
+    "slice",
+    "concatenate",
+    "iota",
+    "pad",
+    "sign",
+    "is_finite",
+    "rsqrt",
+    "gt",
+    "square",
+    "split",
+    "sqrt",
+    "tanh",
+    "logistic",
+    "ne",
+    "custom_jvp_call",
+    "or",
+    "scan",
+    "and",
+    "bitcast_convert_type",
+    "random_bits",
+    "conv_general_dilated",
+    "shift_right_logical",
+    "copy",
+    "pow",
+    "random_wrap",
+    "rev",
+    "cos",
+    "sin",
+    "log1p",
+    "min",
+    "scatter",
+    "random_unwrap",
+    "dynamic_slice",
+    "random_split",
+    "not",
+    "random_fold_in",
+    "cumsum",
+    "rem",
+    "custom_vjp_call",
+]
 
 
 @pytest.mark.parametrize("primitive", COMMON)
