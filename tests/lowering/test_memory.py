@@ -98,7 +98,9 @@ def test_the_programs_of_a_stage_take_what_is_planned(allowed: Allowed, remat: A
 def _phases(trainer: PipelineTrainer, stage: int, memory: MemoryPlan) -> dict[str, int]:
     """Bytes on a device while each program runs: its own, and what lies there meanwhile."""
     programs = trainer.programs[stage, 0]
-    own = {name: taken(traced.lower().compile()) for name, traced in programs.traces().items()}
+    own: dict[str, int] = {}
+    for name, traced in programs.traces():
+        own[name] = max(own.get(name, 0), taken(traced.lower().compile()))
     waiting = (memory.in_flight - 1) * programs.residual_bytes
     update = [taken(traced.lower().compile()) for traced in trainer.update_traces(stage)]
     return {
