@@ -7,11 +7,10 @@ import click
 from cli.exitcodes import FINDINGS, OK
 from cli.options import COUNT, json_option, model_option, output_option
 from cli.output import note, progress, save
+from planner.arguments import SCHEDULES
 
 if TYPE_CHECKING:
     from costmodel.cluster import Cluster
-
-SCHEDULES = ("auto", "1f1b", "gpipe")
 
 
 @click.command("plan", short_help="Search the best plan of a model for a cluster.")

@@ -91,7 +91,7 @@ def plan(
     task = load_task(model, sequence) if isinstance(model, str) else model
     say("checking microbatches", 0, 1)
     check = check_microbatches(task)
-    sizes = microbatch_sizes(global_batch, largest=max_microbatch, only=microbatch)
+    sizes = (microbatch,) if microbatch is not None else microbatch_sizes(global_batch, largest=max_microbatch)
     findings = list(_microbatch_findings(check, sizes, global_batch, microbatch))
     if not check.splits:
         sizes = (global_batch,)

@@ -49,19 +49,15 @@ def require_task(value: object, call: str) -> "TrainingTask":
 
 def require_model(value: object, call: str) -> "TrainingTask | str":
     """A training task, or a text that names one."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, os.PathLike):
-        return str(value)
-    return require_task(value, call)
+    text = _as_text(value)
+    return require_task(value, call) if text is None else text
 
 
 def require_spec(value: object, call: str) -> str:
     """The text that names a model."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, os.PathLike):
-        return str(value)
+    text = _as_text(value)
+    if text is not None:
+        return text
     legal = "the text that names a model: a built-in name, dimensions, a config.json, or path.py:function"
     raise _wrong("spec", value, legal, call)
 
@@ -122,8 +118,9 @@ def require_text(name: str, value: object) -> str | None:
 def require_microbatch(microbatch: int | None, global_batch: int) -> None:
     """A pinned microbatch size divides the global batch."""
     if microbatch is not None and global_batch % microbatch:
-        near = [size for size in range(1, min(global_batch, 1 << 16) + 1) if global_batch % size == 0]
-        near = sorted(near, key=lambda size: abs(size - microbatch))[:4]
+        from planner.search.joint import microbatch_sizes
+
+        near = sorted(microbatch_sizes(global_batch), key=lambda size: (abs(size - microbatch), size))[:4]
         message = f"microbatch={microbatch} does not divide global_batch={global_batch}"
         raise InputError("MP163", message, f"the nearest sizes that do are {', '.join(map(str, sorted(near)))}")
 
@@ -137,6 +134,11 @@ def require_pins(value: Any, call: str) -> Any:
     if isinstance(value, tuple | list) and value and all(isinstance(pin, StagePin) for pin in value):
         return tuple(value)
     raise _wrong("pins", value, "a tuple of planner.search.pinned.StagePin, one a stage", call)
+
+
+def _as_text(value: object) -> str | None:
+    """A text, or a path as text; None for anything else."""
+    return value if isinstance(value, str) else str(value) if isinstance(value, os.PathLike) else None
 
 
 def _is_path(value: object) -> bool:

@@ -9,9 +9,10 @@ P6  update_join         once a step, for what the optimizer joins of several sta
 P7  bubble = step - computation - P1 to P6 - optimizer                     waiting for other stages and groups
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from costmodel.simulate import ActorUse, simulate
+from costmodel.simulate import ActorUse, UpdateWait, simulate
 from costmodel.simulation.ending import waits_of_actors
 from planner.search.score import Score, exchange_seconds, tied_seconds
 
@@ -36,13 +37,13 @@ def breakdown(score: Score) -> Breakdown:
         "casts": runs * sum(cost.forward_cast_s + cost.backward_cast_s for cost in costs),
         "gradient_reduction": sum(cost.once_s for cost in costs),
     }
+    joined, tied = waits_of_actors(score.schedule, score.waits), tied_seconds(layout)
     between = {
-        "sends": _sends_s(score, use),
+        "sends": _sends_s(score, use, joined),
         "group_exchange": sum(exchange_seconds(layout, stage) for stage in own),
-        "tied_weights": sum(tied_seconds(layout)[stage] for stage in own),
+        "tied_weights": sum(tied[stage] for stage in own),
     }
     exposed |= {kind: time_s for kind, time_s in between.items() if time_s > 0.0}
-    joined = waits_of_actors(score.schedule, score.waits)
     if use.actor.stage in joined:  # the wait for slower stages is part of the bubble
         exposed["update_join"] = joined[use.actor.stage].time_s
     compute_s = runs * sum(cost.forward_s + cost.backward_s for cost in costs)
@@ -56,10 +57,9 @@ def last_actor(score: Score) -> ActorUse:
     return max(score.simulation.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
 
 
-def _sends_s(score: Score, use: ActorUse) -> float:
+def _sends_s(score: Score, use: ActorUse, joined: Mapping[int, UpdateWait]) -> float:
     """How much earlier the group's last action would end if all sends were free (P3)."""
     if len(score.layout.stages) == 1:
         return 0.0
-    joined = waits_of_actors(score.schedule, score.waits)
     free = simulate(score.schedule, score.times, waits=joined, keep_timeline=False)
     return max(0.0, use.last_end_s - free.use(*use.actor).last_end_s)

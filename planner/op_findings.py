@@ -1,6 +1,6 @@
 """What a plan says of single ops: those without a rule, and those whose cost or memory rests on a guess."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.planfile.schema import Finding
 from planner.search.score import Score
@@ -10,7 +10,8 @@ Place = tuple[str, str]  # what it is, the user's line
 
 def op_findings(score: Score) -> tuple[Finding, ...]:
     """MP171, MP174 and MP175 of a plan's ops."""
-    return (*_unknown(score), *_guessed_trips(score), *_guessed_saves(score))
+    unknown, loops = _shares(score)
+    return (*_unknown(unknown), *_guessed_trips(loops), *_guessed_saves(score))
 
 
 def _shares(score: Score) -> tuple[dict[Place, float], dict[str, float]]:
@@ -38,9 +39,9 @@ def _shares(score: Score) -> tuple[dict[Place, float], dict[str, float]]:
     return {p: s / whole for p, s in unknown.items()}, {p: s / whole for p, s in loops.items()}
 
 
-def _unknown(score: Score) -> Iterator[Finding]:
+def _unknown(shares: Mapping[Place, float]) -> Iterator[Finding]:
     """Ops without a rule: whole on every device, with their share of the predicted time."""
-    for (primitive, source), share in sorted(_shares(score)[0].items()):
+    for (primitive, source), share in sorted(shares.items()):
         yield Finding(
             code="MP171",
             severity="warning",
@@ -51,9 +52,9 @@ def _unknown(score: Score) -> Iterator[Finding]:
         )
 
 
-def _guessed_trips(score: Score) -> Iterator[Finding]:
+def _guessed_trips(shares: Mapping[str, float]) -> Iterator[Finding]:
     """Loops that run until data says so: nothing states how often."""
-    for source, share in sorted(_shares(score)[1].items()):
+    for source, share in sorted(shares.items()):
         yield Finding(
             code="MP174",
             severity="warning",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, ActorActions, Schedule, parse_actions
-from costmodel.schedule.generate import gpipe, one_f_one_b
+from costmodel.schedule.registry import FAMILIES
 from costmodel.schedule.validate import held_at_peak, validate_schedule
 from costmodel.simulate import UpdateWait
 from costmodel.units import format_count
@@ -145,14 +145,15 @@ def _record(plan: Plan, place: Actor) -> GroupPlan:
 
 def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
     """MP619, where the name is one of a schedule that is generated from the stages and shares alone."""
-    make = {"1f1b": one_f_one_b, "gpipe": gpipe}.get(schedule.name)
-    if make is None or is_virtual(plan):
+    family = FAMILIES.get(schedule.name)
+    if family is None or "shares" not in family.optional or is_virtual(plan):
         return
     shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
     try:
-        expected = {row.actor: row.actions for row in make(len(plan.stages), plan.microbatches, shares).actions}
+        made = family.generate(len(plan.stages), plan.microbatches, shares)
     except InputError:
         return  # MP609 says so
+    expected = {row.actor: row.actions for row in made.actions}
     for at, row in enumerate(schedule.actions):
         if row.actions != expected.get(row.actor):
             message = (

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from costmodel.errors import MismatchError
-from costmodel.schedule.actions import ActorActions, Schedule, parse_actions
+from planner.check.timetable import schedule_of
 from planner.completeness import require_complete
 from planner.frontend.capture import Capture, capture
 from planner.frontend.flat import Value
@@ -54,7 +54,7 @@ def compile_plan(
         )
     at = dict(zip(ids, available, strict=False))
     require_complete(plan, captured)
-    schedule = _schedule(plan)
+    schedule = schedule_of(plan)
     groups: dict[tuple[int, int], tuple[GroupPlacement, StageProgram]] = {}
     for s, stage in enumerate(plan.stages):
         own = tuple(blocks[n] for n in expand_names(stage.blocks))
@@ -81,15 +81,6 @@ def compile_plan(
         feed=feed,
         check=verify,
     )
-
-
-def _schedule(plan: Plan) -> Schedule:
-    """The action lists of a plan."""
-    rows = tuple(
-        ActorActions(stage=a.stage, group=a.group, actions=parse_actions(a.actions, where=f"schedule.actors[{i}]"))
-        for i, a in enumerate(plan.schedule.actors)
-    )
-    return Schedule(name=plan.schedule.name, microbatches=plan.schedule.microbatches, actions=rows)
 
 
 def _micro(captured: Capture, stage: int, programs: Sequence[StageProgram], program: StageProgram) -> MicrobatchProgram:

@@ -33,9 +33,8 @@ def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
     seen = {t.dtype for cls in graph.classes.values() for t in cls.tensors.values() if "float" in t.dtype}
     inside = {dtype for op in ops for own in (op.inside, op.inside_backward) if own for dtype, _ in own.matmul_flops}
     dtypes = sorted(seen | inside)
-    rate = 0.0
-    for device in request.cluster.devices:
-        facts = request.facts[device.kind.name]
+    highest: dict[str, float] = {}
+    for name, facts in request.facts.items():
         kind, measured = facts.kind, facts.op_times_of(graph)
         rates = [
             op.flops / measured[op.key].forward_s for op in ops if op.key in measured and measured[op.key].forward_s
@@ -44,7 +43,8 @@ def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
         for dtype in dtypes:
             rates.append(peak_flops_per_s(dtype, kind, is_matmul=True).value * kind.matmul_efficiency)
             rates.append(peak_flops_per_s(dtype, kind, is_matmul=False).value)
-        rate += max(rates) / device.slowdown
+        highest[name] = max(rates)
+    rate = sum(highest[device.kind.name] / device.slowdown for device in request.cluster.devices)
     return graph.step_flops * (request.global_batch / graph.microbatch) / rate
 
 
@@ -69,21 +69,23 @@ def space_bound_s(request: "Request", candidates: Candidates) -> float:
 
 def certificate(request: "Request", best: Score, candidates: Candidates, limit_fired: bool = False) -> Certificate:
     """What is proven of the best plan."""
-    hardware, space = hardware_bound_s(request, best.layout.graph), space_bound_s(request, candidates)
-    notes = []
-    for name, value in (("hardware", hardware), ("space", space)):
-        if value > best.time_s * (1 + ROUNDING):
-            notes.append(
-                f"not used: the {name} bound of {value:.4g} s, which exceeds the plan's own {best.time_s:.4g} s (a "
-                "defect of meshplan; please report it)"
-            )
-    used = [min(value, best.time_s) for value in (hardware, space) if value <= best.time_s * (1 + ROUNDING)]
-    bound, hardware = max(used, default=0.0), hardware if hardware <= best.time_s * (1 + ROUNDING) else 0.0
+    found = {
+        "hardware": hardware_bound_s(request, best.layout.graph),
+        "space": space_bound_s(request, candidates),
+    }
+    used = {n: min(value, best.time_s) for n, value in found.items() if value <= best.time_s * (1 + ROUNDING)}
+    notes = [
+        f"not used: the {name} bound of {found[name]:.4g} s, which exceeds the plan's own {best.time_s:.4g} s (a "
+        "defect of meshplan; please report it)"
+        for name in found
+        if name not in used
+    ]
+    bound, hardware = max(used.values(), default=0.0), used.get("hardware", 0.0)
     return Certificate(
         lower_bound_s=bound,
         gap=1 - bound / best.time_s,
-        hardware_bound_s=min(hardware, best.time_s),
-        hardware_gap=max(0.0, 1 - hardware / best.time_s),
+        hardware_bound_s=hardware,
+        hardware_gap=1 - hardware / best.time_s,
         space=(*describe_space(request), *notes),
         status="optimal" if bound >= best.time_s * (1 - ROUNDING) else "feasible",
         limit_fired=limit_fired,

@@ -128,8 +128,8 @@ class Candidates:
 
     def space(self, pool: DeviceGroup, mesh: Mesh, microbatch: int) -> ModelSpace:
         """The space of the whole model on a mesh, at its best place in a pool."""
-        devices, count = pool_devices(self.cluster, pool.name), math.prod(mesh)
         if (pool.name, mesh) not in self._best_places:
+            devices, count = pool_devices(self.cluster, pool.name), math.prod(mesh)
             places = [self._seen_from(pool, mesh, devices[at : at + count], at) for at in starts(devices, count)]
             self._best_places[pool.name, mesh] = min(
                 places, key=lambda seen: (seen[1], [1 / link.bandwidth_bytes_per_s for link in seen[0]])

@@ -90,22 +90,11 @@ def search(request: Request, say: Say) -> SearchResult:
     return _Search(request, say).run()
 
 
-def microbatch_sizes(global_batch: int, *, largest: int | None = None, only: int | None = None) -> tuple[int, ...]:
-    """Divisors of the global batch within what the user asked for, largest first.
-
-    Raises:
-        InputError: a pinned size does not divide the batch, or none is small enough.
-    """
+def microbatch_sizes(global_batch: int, *, largest: int | None = None) -> tuple[int, ...]:
+    """Divisors of the global batch within what the user asked for, largest first."""
     small = [n for n in range(1, math.isqrt(global_batch) + 1) if global_batch % n == 0]
     divisors = sorted({*small, *(global_batch // n for n in small)}, reverse=True)
-    if only is None:
-        return tuple(n for n in divisors if largest is None or n <= largest)
-    if only not in divisors:
-        near = ", ".join(str(n) for n in divisors[:12])
-        raise InputError(
-            "MP161", f"microbatch={only} does not divide the global batch of {global_batch}", f"sizes that do: {near}"
-        )
-    return (only,)
+    return tuple(n for n in divisors if largest is None or n <= largest)
 
 
 def inner_size(mesh: tuple[int, ...]) -> int:

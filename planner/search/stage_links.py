@@ -5,6 +5,8 @@ reader takes. The layers of a scan take their carry as the first one does; a val
 items, is cast once for all.
 """
 
+from dataclasses import replace
+
 from costmodel.graph import Block, ModelGraph, Source, Tensor
 from costmodel.sharding import REPLICATED, VARYING, Spec, shifted
 from planner.space.backward import is_layered
@@ -127,4 +129,4 @@ def _shifted(spec: Spec, source: Source, by: int) -> Spec:
 
 
 def _without_gradient(tensor: Tensor) -> Tensor:
-    return Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.itemsize, tensor.role, False)
+    return replace(tensor, needs_grad=False)

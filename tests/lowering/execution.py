@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 from costmodel.cluster import Cluster, parse_cluster
+from costmodel.graph import ModelGraph
 from planner.assemble import assemble_plan, model_record
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
@@ -102,7 +103,12 @@ def executed_plan(
         candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule
     )
     assert score.feasible
-    plan = assemble_plan(
+    return decode(encode(assembled(score, task, graph)))
+
+
+def assembled(score: Score, task: TrainingTask, graph: ModelGraph) -> Plan:
+    """The plan of a score, without what a search adds."""
+    return assemble_plan(
         score,
         name="test",
         model=model_record(graph, reduction=task.reduction),
@@ -113,7 +119,6 @@ def executed_plan(
         tokens_per_example=None,
         provenance={},
     )
-    return decode(encode(plan))
 
 
 def gentle(task: TrainingTask, clip: bool = True) -> TrainingTask:

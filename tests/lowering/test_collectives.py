@@ -8,7 +8,6 @@ import pytest
 
 from costmodel.cluster import Cluster, parse_cluster
 from costmodel.sharding import cast
-from planner.assemble import assemble_plan, model_record
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
@@ -25,7 +24,7 @@ from planner.search.pinned import StagePin, pinned_layout
 from planner.search.score import Score
 from planner.space.decision import Decision
 from profiles.catalogue import load_catalogue
-from tests.lowering.execution import certificate, gentle, pins
+from tests.lowering.execution import assembled, gentle, pins
 from tests.lowering.layouts import on
 
 LAYERS = 3
@@ -65,18 +64,7 @@ def planned(
         cluster=cluster, graph_of=lambda size: graph, facts={g.device.name: Facts(g.device) for g in cluster.groups}
     )
     score = pinned_layout(candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule="1f1b")
-    plan = assemble_plan(
-        score,
-        name="test",
-        model=model_record(graph, reduction=task.reduction),
-        certificate=certificate(),
-        baselines=(),
-        findings=(),
-        versions={},
-        tokens_per_example=None,
-        provenance={},
-    )
-    return score, plan
+    return score, assembled(score, task, graph)
 
 
 def leaf_bytes(task: TrainingTask) -> list[int]:
