@@ -11,7 +11,8 @@ from costmodel.op_times import measured_graph
 from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
 from profiles.apply import apply_profile
-from profiles.coverage import op_coverage
+from profiles.catalogue import kind_for_jax_name, load_catalogue
+from profiles.coverage import Coverage, op_coverage
 from profiles.schema import Profile
 
 ENOUGH = 0.5
@@ -100,3 +101,19 @@ def coverage_findings(kinds: KindFacts, profile: Profile, graph: ModelGraph) -> 
             )
         )
     return tuple(findings)
+
+
+def model_coverage(profile: Profile, graph: ModelGraph) -> Coverage:
+    """Which ops and blocks of a model a profile has, for the device kind that it is of.
+
+    Args:
+        graph: at the microbatch size of interest.
+
+    Raises:
+        ProfileError: MP312 the catalogue does not know the kind, whose facts weigh what is missing.
+    """
+    kind = load_catalogue().get(profile.device_kind) or kind_for_jax_name(profile.jax_device_kind)
+    if kind is None:
+        message = f"the catalogue has no {profile.device_kind!r}, so that what is missing cannot be weighed"
+        raise ProfileError("MP312", message, "plan with --profile: MP173 says what it covers of the cluster's devices")
+    return op_coverage(graph, profile, apply_profile(kind, profile).kind)

@@ -12,13 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from costmodel.device_kind import Platform
 from profiles.device_loop import DeviceLoop, Input
 from profiles.schema import BandwidthOp, BandwidthSample, MatmulSample, OpTime, Sample
 from profiles.timing import LEAST, MeasurementError, rounded
-
-_ROW = 1024
-"""Elements of a row in the bandwidth ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +45,6 @@ class OpProgram:
     memory_bytes: int = 0
     dtype: str = "float32"
     problem: str = ""
-
-
-def matmul_grid(platform: Platform) -> tuple[tuple[str, tuple[int, int, int]], ...]:
-    """(dtype, (m, k, n)) of the matrix products to time, most telling first: large float32 and bfloat16, then smaller
-    and thin ones."""
-    large = 512 if platform == "cpu" else 4096
-    cube, thin = (large, large, large), (large // 8, large, large)
-    small, wide = (large // 4,) * 3, (large, large, 4 * large)
-    shapes = (cube, small, wide, thin)
-    return tuple((dtype, shape) for shape in shapes for dtype in ("float32", "bfloat16"))
-
-
-def bandwidth_grid(platform: Platform) -> tuple[tuple[BandwidthOp, str, tuple[int, ...]], ...]:
-    """(op, dtype, shape) of the memory-bound ops to time, most telling first."""
-    rows = 1024 if platform == "cpu" else 32768
-    ops: tuple[BandwidthOp, ...] = ("add", "normalise", "gather")
-    sizes = (rows, rows // 8, 4 * rows)
-    return tuple((op, "float32", (size, _ROW)) for size in sizes for op in ops)
 
 
 def time_matmul(dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, runs_s: float) -> MatmulSample:
