@@ -1,11 +1,13 @@
 """What a profile changes in prices: the device kind's rates, ops' times, collectives and copies between devices."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
 
+from costmodel.block_times import MeasuredBlock
 from costmodel.collective_lines import CollectiveLines
 from costmodel.compute import matmul_peak_key
 from costmodel.device_kind import DeviceKind
@@ -27,6 +29,7 @@ class AppliedProfile:
         op_times: by `Op.key`.
         collectives: lines of collectives inside a node.
         copies: lines of copies between devices of a node.
+        blocks: whole blocks on one device, by class.
         profile_id: names the profile by its content.
         notes: sentences about how the profile was used, for reports.
     """
@@ -36,6 +39,7 @@ class AppliedProfile:
     collectives: CollectiveLines
     copies: CopyLines
     profile_id: str
+    blocks: Mapping[str, MeasuredBlock] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -73,6 +77,13 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
             }
         ),
         profile_id=profile_id(profile),
+        blocks=MappingProxyType(
+            {
+                one.block_class: MeasuredBlock(one.forward_s, one.gradients_s, one.provenance)
+                for one in profile.blocks
+                if math.prod(one.mesh) == 1 and "/" not in one.block_class  # layers of others' models are no classes
+            }
+        ),
         notes=_notes(kind, profile, devices),
     )
 
