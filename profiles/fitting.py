@@ -26,6 +26,9 @@ from profiles.timing import MeasurementError
 EVEN = frozenset({"add", "normalise"})
 """Ops that read and write whole arrays once: the memory's rate is theirs; others are measured to compare with it."""
 
+LINE = "line of "
+"""How the gap of a line begins: that it could not be fitted says nothing once there are more samples."""
+
 T = TypeVar("T")
 
 
@@ -49,7 +52,7 @@ def fitted(profile: Profile, launch_s: Fit | None = None) -> Profile:
         rates=_rates(profile, launch_s),
         collective_lines=tuple(sorted([*collective_lines, *kept], key=lambda one: (one.kind, one.size, one.stride))),
         copy_lines=tuple(sorted([*copy_lines, *kept_copies], key=lambda one: (one.route, one.lanes))),
-        gaps=(*profile.gaps, *gaps, *more),
+        gaps=(*(gap for gap in profile.gaps if not gap.what.startswith(LINE)), *gaps, *more),
     )
 
 
@@ -79,7 +82,7 @@ def _collective_lines(samples: Sequence[CollectiveSample]) -> tuple[list[Collect
         lambda one: (one.kind, one.size, one.stride),
         lambda one: one.full_bytes,
         lambda key, fit: CollectiveLine(kind=key[0], size=key[1], stride=key[2], **_constants(fit)),
-        lambda key: f"line of {key[0]} in groups of {key[1]}, stride {key[2]}",
+        lambda key: f"{LINE}{key[0]} in groups of {key[1]}, stride {key[2]}",
     )
 
 
@@ -89,7 +92,7 @@ def _copy_lines(samples: Sequence[CopySample]) -> tuple[list[CopyLine], list[Gap
         lambda one: (one.route, one.lanes),
         lambda one: one.lane_bytes,
         lambda key, fit: CopyLine(route=key[0], lanes=key[1], **_constants(fit)),
-        lambda key: f"line of copies {key[0].replace('_', ' ')} in {key[1]} lanes",
+        lambda key: f"{LINE}copies {key[0].replace('_', ' ')} in {key[1]} lanes",
     )
 
 

@@ -76,7 +76,7 @@ def merge_profiles(parts: Sequence[tuple[str, Profile]]) -> Merged:
         copy_lines=_first([(line.route, line.lanes, line) for _, one in parts for line in one.copy_lines]),
         pulses=first.pulses if len(parts) == 1 else (),
         sources=tuple(dict.fromkeys([*(source for _, one in parts for source in one.sources), f"merged of {names}"])),
-        gaps=tuple(Gap(what=what, cause=cause) for what, cause in gaps.items() if not what.startswith("line of ")),
+        gaps=tuple(Gap(what=what, cause=cause) for what, cause in gaps.items()),
     )
     return Merged(fitted(with_records(base, chosen)), tuple(conflicts))
 

@@ -42,6 +42,8 @@ def render_profile(profile: "Profile") -> str:
         parts.append(f"Blocks\n\n{blocks}")
     if unsteady := steadiness(profile):
         parts.append("\n".join(["Not steady", "", *(f"- {sentence}" for sentence in unsteady)]))
+    if profile.sources:
+        parts.append("\n".join(["Sources", "", *(f"- {source}" for source in profile.sources)]))
     if profile.gaps:
         gaps = [f"- {gap.what}: {gap.cause}" for gap in profile.gaps[:MOST_GAPS]]
         rest = len(profile.gaps) - MOST_GAPS
