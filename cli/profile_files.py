@@ -62,7 +62,7 @@ def merge(profile_files: tuple[str, ...], output: str | None, as_json: bool) -> 
     "columns",
     metavar="WHAT=NAME",
     multiple=True,
-    help="Name of a column: microbatch, tp, layer, forward_s, backward_s, update_s, model or gpu; repeatable.",
+    help="Name of a column: microbatch, tp, layer, forward_s, backward_s, both_s, update_s, model or gpu; repeatable.",
 )
 @output_option("the profile", "Write the profile to FILE. Required.")
 @json_option

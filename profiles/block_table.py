@@ -81,7 +81,7 @@ def layer_times(
     by_tp: dict[int, list[BlockTime]] = {}
     for one in entries:
         by_tp.setdefault(one.mesh[0], []).append(one)
-    own = weakest(*(one.provenance for one in entries))
+    own: Provenance = weakest(*[one.provenance for one in entries])
     ahead, how = _at(by_tp, "forward_s", tp, microbatch)
     back, _ = _at(by_tp, "gradients_s", tp, microbatch)
     updates = all(one.update_s is not None for one in entries)

@@ -1,6 +1,6 @@
 """Profiling devices within a time budget.
 
-What tells most comes first in each part (rates, collectives, copies, shapes, the model's ops and blocks), and a part
+What tells most comes first in each part (rates, collectives, copies, the model's ops and blocks, shapes), and a part
 that finishes early leaves its time to the next, so that a budget of seconds gives a rough profile and one of minutes a
 full one. Every measurement stands alone: one that fails becomes a gap with its cause, and so does one that time ran out
 for. The profile as it stands is handed out after each measurement, so that whoever is stopped can go on from there.
@@ -50,9 +50,9 @@ PARTS: dict[Part, float] = {
     "rates": 0.2,
     "collectives": 0.2,
     "copies": 0.05,
-    "shapes": 0.2,
-    "ops": 0.2,
+    "ops": 0.3,
     "blocks": 0.15,
+    "shapes": 0.1,
 }
 """Share of the budget of each part, in this order; that of parts without a measurement goes to the others."""
 
@@ -138,9 +138,9 @@ def planned_jobs(facts: DeviceFacts, programs: Programs, known: Profile | None =
         "rates": rate_jobs(kind.platform),
         "collectives": collective_jobs(facts.count, kind.platform),
         "copies": copy_jobs(facts.count, kind.platform),
-        "shapes": shape_jobs(kind.platform),
         "ops": op_jobs([one for one in programs if isinstance(one, OpProgram)], kind),
         "blocks": block_jobs([one for one in programs if isinstance(one, BlockProgram)]),
+        "shapes": shape_jobs(kind.platform),
     }
     return {part: tuple(job for job in jobs if job.key not in there) for part, jobs in every.items()}
 
@@ -181,10 +181,10 @@ class _Collection:
             self._part("collectives", plan["collectives"], ends, sure=2)
             self._part("copies", plan["copies"], ends, sure=2 if self.facts.count > 1 else 0)
             self._pulse()
-            self._part("shapes", plan["shapes"], ends)
             rated = planned_jobs(self.facts, programs, self.profile())
             self._part("ops", rated["ops"], ends, sure=1)
             self._part("blocks", rated["blocks"], ends, sure=1)
+            self._part("shapes", plan["shapes"], ends)
             self._pulse()
         for program in programs:
             if isinstance(program, BlockProgram) and program.update_problem:

@@ -27,11 +27,15 @@ COLUMNS = {
     "forward_s": "forward_s",
     "backward_s": "backward_s",
     "update_s": "update_s",
+    "both_s": "both_s",
 }
 """What is read, and the column that it is read from where nobody says otherwise."""
 
-OPTIONAL = frozenset({"model", "gpu", "tp", "update_s"})
+OPTIONAL = frozenset({"model", "gpu", "tp", "update_s", "both_s"})
 """May be missing: the table is then of one model, one GPU, one device; and says nothing of updates."""
+
+FORWARD_SHARE = 1 / 3
+"""Of a time that is of forward and backward together (`both_s`): a backward pass has twice the products."""
 
 _UNITS = {"_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
 
@@ -123,7 +127,9 @@ def _rows(text: str, source: str) -> tuple[list[_Row], Sequence[str]]:
 
 
 def _require_columns(header: Sequence[str], names: Mapping[str, str], source: str) -> None:
-    missing = [name for name in names if names[name] not in header and name not in OPTIONAL]
+    apart = () if names["both_s"] in header else ("forward_s", "backward_s")
+    wanted_names = [name for name in names if name not in OPTIONAL and (name in apart or not name.endswith("_s"))]
+    missing = [name for name in wanted_names if names[name] not in header]
     if missing:
         wanted = ", ".join(repr(names[name]) for name in missing)
         hint = f"say which column it is: --column {missing[0]}=NAME; the table has {', '.join(header)}"
@@ -164,11 +170,14 @@ def _block(row: _Row, names: Mapping[str, str], header: Sequence[str], model: st
         unit = next((scale for suffix, scale in _UNITS.items() if names[name].endswith(suffix)), 1.0)
         return number(name, float, least) * unit
 
+    together = names["both_s"] in header
+    both_s = seconds("both_s", 1e-12) if together else 0.0
     return BlockTime(
         block_class=layer_class(model, row.cells[names["layer"]]),
         mesh=(number("tp", int, 1) if names["tp"] in header else 1,),
         microbatch=number("microbatch", int, 1),
-        forward_s=seconds("forward_s", 1e-12),
-        backward_s=seconds("backward_s"),
+        forward_s=FORWARD_SHARE * both_s if together else seconds("forward_s", 1e-12),
+        backward_s=(1 - FORWARD_SHARE) * both_s if together else seconds("backward_s"),
         update_s=seconds("update_s") if names["update_s"] in header else None,
+        provenance="assumed" if together else "measured",
     )

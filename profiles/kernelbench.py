@@ -30,14 +30,12 @@ def time_kernel(
         MeasurementError: it does not fit; or whatever the device says of a fused kernel that it does not have.
     """
     call, inputs, flops = _attention(op, dtype, shape) if "attention" in op else _convolution(dtype, shape)
-    timed: Call = call
-    if backward:
 
-        def timed(*arrays: Any) -> Any:
-            result, pull = jax.vjp(call, *arrays)
-            return (result, *pull(jnp.ones_like(result)))
+    def with_gradients(*arrays: Any) -> Any:
+        result, pull = jax.vjp(call, *arrays)
+        return (result, *pull(jnp.ones_like(result)))
 
-    sample = loop.time(timed, inputs, runs_s)
+    sample = loop.time(with_gradients if backward else call, inputs, runs_s)
     whole = 3.0 * flops if backward else flops
     return KernelSample(op=op, dtype=dtype, shape=shape, backward=backward, flops=whole, **sample.figures)
 

@@ -8,7 +8,7 @@ from costmodel.errors import ProfileError
 from profiles.schema import Profile
 
 if TYPE_CHECKING:
-    from profiles.jobs import Job
+    from profiles.jobs import Job, Part
     from profiles.runner import DeviceFacts
 
 
@@ -46,10 +46,10 @@ class Outlook:
         return sum(self.seconds.values())
 
 
-def outlook(facts: "DeviceFacts", plan: Mapping[str, Sequence["Job"]], there: int) -> Outlook:
+def outlook(facts: "DeviceFacts", plan: "Mapping[Part, Sequence[Job]]", there: int) -> Outlook:
     """What planned jobs take on these devices, by what their kind's facts say."""
     return Outlook(
-        parts={part: [job.key for job in jobs] for part, jobs in plan.items()},
-        seconds={part: sum(job.expected_s(facts.kind) for job in jobs) for part, jobs in plan.items()},
+        parts={str(part): [job.key for job in jobs] for part, jobs in plan.items()},
+        seconds={str(part): sum(job.expected_s(facts.kind) for job in jobs) for part, jobs in plan.items()},
         there=there,
     )

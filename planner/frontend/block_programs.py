@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import export
+from jax.extend.core import jaxpr_as_fun
 
 from planner.frontend import jax_compat as jc
 from planner.frontend.blocks import BlockClass
@@ -164,7 +165,7 @@ class _Passes:
     def exported(self, platforms: Sequence[str] | None) -> tuple[bytes, bytes | None, bytes | None]:
         """F, the whole backward pass, and B."""
         first = len(self.program.outputs)
-        run = jax.extend.core.jaxpr_as_fun(self.closed)
+        run = jaxpr_as_fun(self.closed)
 
         def forward(*given: Any) -> list[Any]:
             results = run(*given)

@@ -63,6 +63,13 @@ def test_columns_may_be_called_anything_and_be_in_milliseconds() -> None:
     assert block.update_s is None and block.mesh == (1,) and block.microbatch == 2
 
 
+def test_one_time_of_both_passes_is_split_and_marked_so() -> None:
+    text = table("2,4,0,30", header="batch,tp,index,both_ms")
+    (block,) = read(text, columns={"microbatch": "batch", "layer": "index", "both_s": "both_ms"}).blocks
+    assert (block.forward_s, block.backward_s) == (pytest.approx(0.01), pytest.approx(0.02))
+    assert block.provenance == "assumed" and block.mesh == (4,)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
