@@ -79,7 +79,7 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
         profile_id=profile_id(profile),
         blocks=MappingProxyType(
             {
-                one.block_class: MeasuredBlock(one.forward_s, one.gradients_s, one.provenance)
+                one.block_class: MeasuredBlock(one.forward_s, one.gradients_s, one.provenance, one.weight_s)
                 for one in profile.blocks
                 if math.prod(one.mesh) == 1 and "/" not in one.block_class  # layers of others' models are no classes
             }

@@ -1,5 +1,6 @@
 """Measured blocks in a plan: they are what a block costs, at any microbatch, and a slower block changes the plan."""
 
+import msgspec
 import pytest
 
 import planner
@@ -101,6 +102,22 @@ def test_the_plan_of_one_device_takes_what_its_blocks_take() -> None:
     assert plan.prediction.provenance["compute"] in ("fitted", "measured")
     (finding,) = (one for one in plan.findings if one.code == "MP173")
     assert "3 of 3 block classes are measured" in finding.message and finding.severity == "note"
+
+
+def test_weight_gradients_are_the_measured_part_of_a_split_backward() -> None:
+    def weight_s(share: float) -> float:
+        profile = profiled()
+        blocks = tuple(
+            msgspec.structs.replace(one, backward_s=2e-3 * (1 - share), weight_s=2e-3 * share) for one in profile.blocks
+        )
+        plan = plan_of(msgspec.structs.replace(profile, blocks=blocks), devices=2, microbatch=2, stages=2)
+        (group,) = plan.stages[0].groups
+        assert group.time.backward_s == pytest.approx(6e-3, rel=0.05)
+        return group.time.weight_s
+
+    few, many = weight_s(0.25), weight_s(0.75)
+    # Adding gradients up is part of W, and no part of the block.
+    assert few == pytest.approx(1.5e-3, rel=0.15) and many == pytest.approx(4.5e-3, rel=0.06)
 
 
 def test_a_slower_block_moves_the_cut_between_stages() -> None:
