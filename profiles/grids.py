@@ -17,14 +17,19 @@ SIDES: dict[str, tuple[int, ...]] = {"cpu": (32, 128, 512), "gpu": (256, 2048, 1
 """Sizes of each side of the grid of products."""
 
 
+OTHER_DTYPES: dict[str, tuple[str, ...]] = {"cpu": (), "gpu": ("float16", "float8", "int8"), "tpu": ("int8", "float8")}
+"""Dtypes of products that a platform may have units for; where a device has none, the measurement is a gap."""
+
+
 def matmul_grid(platform: Platform) -> tuple[tuple[str, tuple[int, int, int]], ...]:
     """(dtype, (m, k, n)) of the matrix products to time, most telling first: large float32 and bfloat16, then smaller
-    and thin ones."""
+    and thin ones, then the other dtypes."""
     large = 512 if platform == "cpu" else 4096
     cube, thin = (large, large, large), (large // 8, large, large)
-    small, wide = (large // 4,) * 3, (large, large, 4 * large)
-    shapes = (cube, small, wide, thin)
-    return tuple((dtype, shape) for shape in shapes for dtype in ("float32", "bfloat16"))
+    small, wide = (large // 4, large // 4, large // 4), (large, large, 4 * large)
+    common = [(dtype, shape) for shape in (cube, small, wide, thin) for dtype in ("float32", "bfloat16")]
+    others = [(dtype, shape) for dtype in OTHER_DTYPES[platform] for shape in (cube, wide)]
+    return (*common, *others)
 
 
 def bandwidth_grid(platform: Platform) -> tuple[tuple[BandwidthOp, str, tuple[int, ...]], ...]:

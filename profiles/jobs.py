@@ -109,7 +109,7 @@ def shape_jobs(platform: Platform) -> tuple[Job, ...]:
         Job(
             key=matmul_key(dtype, shape, batch),
             part="shapes",
-            measure=partial(kernelbench.time_matmuls, dtype, shape, batch),
+            measure=partial(opbench.time_matmul, dtype, shape, batch=batch),
             flops=2.0 * batch * shape[0] * shape[1] * shape[2],
             dtype=dtype,
         )

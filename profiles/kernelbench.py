@@ -1,4 +1,4 @@
-"""Shapes that a model's layers have: skinny and batched products, attention, convolutions, and what only moves data.
+"""Kernels that a model's layers have beside products: attention, convolutions, and what only moves data.
 
 The rates of large products and long streams are in `opbench`; what is here says how far from them real shapes stay.
 """
@@ -10,15 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from profiles.device_loop import Call, DeviceLoop, Input
-from profiles.schema import BandwidthOp, BandwidthSample, KernelOp, KernelSample, MatmulSample
-
-
-def time_matmuls(dtype: str, shape: tuple[int, int, int], batch: int, loop: DeviceLoop, runs_s: float) -> MatmulSample:
-    """Times `batch` products ``[m, k] @ [k, n]`` at once on every device."""
-    m, k, n = shape
-    lead = (batch,) if batch > 1 else ()
-    sample = loop.time(lambda a, b: a @ b, [Input((*lead, m, k), dtype), Input((*lead, k, n), dtype)], runs_s)
-    return MatmulSample(dtype=dtype, shape=shape, batch=batch, **sample.figures)
+from profiles.schema import BandwidthOp, BandwidthSample, KernelOp, KernelSample
 
 
 def time_kernel(

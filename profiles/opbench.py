@@ -16,6 +16,12 @@ from profiles.device_loop import DeviceLoop, Input
 from profiles.schema import BandwidthOp, BandwidthSample, MatmulSample, OpTime, Sample
 from profiles.timing import LEAST, MeasurementError, rounded
 
+EIGHT_BITS: dict[str, tuple[str, Any]] = {
+    "float8": ("float8_e4m3fn", jnp.bfloat16),
+    "int8": ("int8", jnp.int32),
+}
+"""JAX's dtype of the operands, and the result's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpProgram:
@@ -47,11 +53,24 @@ class OpProgram:
     problem: str = ""
 
 
-def time_matmul(dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, runs_s: float) -> MatmulSample:
-    """Times ``[m, k] @ [k, n]`` on every device."""
+def time_matmul(
+    dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, runs_s: float, batch: int = 1
+) -> MatmulSample:
+    """Times ``[m, k] @ [k, n]`` on every device, or `batch` of them at once.
+
+    Args:
+        dtype: of both operands, as in `costmodel.device_kind.PEAK_DTYPES`. The result is of the same, but for eight
+            bits: bfloat16 of float8, int32 of int8.
+    """
     m, k, n = shape
-    sample = loop.time(lambda a, b: a @ b, [Input((m, k), dtype), Input((k, n), dtype)], runs_s)
-    return MatmulSample(dtype=dtype, shape=shape, **sample.figures)
+    lead = (batch,) if batch > 1 else ()
+    stored, result = EIGHT_BITS.get(dtype, (dtype, None))
+
+    def call(one: Any, other: Any) -> Any:
+        return jnp.matmul(one, other, preferred_element_type=result)
+
+    sample = loop.time(call, [Input((*lead, m, k), stored), Input((*lead, k, n), stored)], runs_s)
+    return MatmulSample(dtype=dtype, shape=shape, batch=batch, **sample.figures)
 
 
 def time_bandwidth(

@@ -5,9 +5,12 @@ import pytest
 
 from profiles import commbench, grids
 from profiles.device_loop import DeviceLoop
+from profiles.fitting import fitted
 from profiles.jobs import shape_jobs
-from profiles.kernelbench import time_kernel, time_matmuls, time_moved
-from profiles.schema import BandwidthOp, KernelOp, Route
+from profiles.kernelbench import time_kernel, time_moved
+from profiles.opbench import time_matmul
+from profiles.schema import BandwidthOp, KernelOp, Route, check_profile
+from tests.small_profiles import small_profile
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +19,18 @@ def loop() -> DeviceLoop:
 
 
 def test_a_batch_of_products_counts_all_of_them(loop: DeviceLoop) -> None:
-    one = time_matmuls("float32", (8, 16, 4), 3, loop, 0.01)
+    one = time_matmul("float32", (8, 16, 4), loop, 0.01, batch=3)
     assert (one.shape, one.batch, one.flops) == ((8, 16, 4), 3, 3 * 2 * 8 * 16 * 4) and one.time_s > 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8", "int8"])
+def test_products_of_other_dtypes_run_and_give_a_rate_of_theirs(loop: DeviceLoop, dtype: str) -> None:
+    one = time_matmul(dtype, (16, 32, 8), loop, 0.01)
+    assert one.dtype == dtype and one.flops == 2 * 16 * 32 * 8
+    profile = fitted(small_profile(matmuls=(one,)))
+    assert profile.rates.matmul_flops_per_s[dtype].value == pytest.approx(one.flops / one.time_s, rel=1e-3)
+    check_profile(profile)
+    assert {"float16", "float8", "int8"} <= {key for key, _ in grids.matmul_grid("gpu")}
 
 
 @pytest.mark.parametrize("backward", [False, True])
