@@ -1,4 +1,4 @@
-"""`meshplan cluster init` and `meshplan cluster show`."""
+"""`meshplan cluster init`, `meshplan cluster show` and `meshplan cluster nodes`."""
 
 import json
 
@@ -50,3 +50,15 @@ def show(cluster_file: str, as_json: bool, output: str | None) -> None:
         emit(json.dumps(describe_cluster(cluster), indent=1) + "\n", output)
     else:
         emit(render_cluster_table(cluster), output)
+
+
+@command.command("nodes", short_help="List the node types that a cluster file can name.")
+@json_option
+@output_option("the list")
+def nodes(as_json: bool, output: str | None) -> None:
+    """List the node types that a cluster file can name: `node = "DGX-H100"` in a group."""
+    from planner.report.cluster import describe_node_types, render_node_types
+    from profiles.node_types import load_node_types
+
+    known = load_node_types()
+    emit(json.dumps(describe_node_types(known), indent=1) + "\n" if as_json else render_node_types(known), output)

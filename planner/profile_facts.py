@@ -4,6 +4,7 @@ timed, and how much of the plan's time it covers."""
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from costmodel.block_times import graph_with_most_blocks
 from costmodel.cluster import Cluster
 from costmodel.errors import ProfileError
 from costmodel.graph import ModelGraph
@@ -11,7 +12,8 @@ from costmodel.op_times import measured_graph
 from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
 from profiles.apply import apply_profile
-from profiles.coverage import op_coverage
+from profiles.catalogue import kind_for_jax_name, load_catalogue
+from profiles.coverage import Coverage, op_coverage
 from profiles.schema import Profile
 
 ENOUGH = 0.5
@@ -49,7 +51,9 @@ def facts_of_kinds(cluster: Cluster, profile: Profile | None) -> KindFacts:
         except ProfileError as error:
             errors.append(error)
             continue
-        facts[group.device.name] = Facts(applied.kind, applied.op_times, applied.collectives, applied.copies)
+        facts[group.device.name] = Facts(
+            applied.kind, applied.op_times, applied.collectives, applied.copies, blocks=applied.blocks
+        )
         profiled.append(group.device.name)
         notes += applied.notes
     if not profiled:
@@ -60,20 +64,26 @@ def facts_of_kinds(cluster: Cluster, profile: Profile | None) -> KindFacts:
 def with_measured_size(
     kinds: KindFacts, profile: Profile, graph_of: Callable[[int], ModelGraph], sizes: Iterable[int]
 ) -> KindFacts:
-    """The facts with the model as it was when its ops were timed, so that op times carry over to other sizes.
+    """The facts with the model as it was when its ops and blocks were timed, so that times carry over to other sizes.
 
     Args:
         graph_of: captures the model at a microbatch size; called for no more sizes than it takes to find that one.
         sizes: what the search tries; looked through, after 1 that `meshplan profile` takes where nothing else is asked
             for, if the profile does not say its own sizes.
     """
-    if not profile.ops:
+    first = kinds.facts[kinds.profiled[0]]
+    found = blocks = None
+    if profile.ops:
+        likely = profile.microbatches or sorted({1, *sizes})
+        found = measured_graph(first.op_times, map(graph_of, likely))
+    if first.blocks:
+        own = {one.microbatch for one in profile.blocks if one.block_class in first.blocks}
+        blocks = graph_with_most_blocks(first.blocks, map(graph_of, sorted(own)))
+    if found is None and blocks is None:
         return kinds
-    likely = profile.microbatches or sorted({1, *sizes})
     facts = dict(kinds.facts)
-    found = measured_graph(facts[kinds.profiled[0]].op_times, map(graph_of, likely))
     for name in kinds.profiled:
-        facts[name] = replace(facts[name], measured=found)
+        facts[name] = replace(facts[name], measured=found, measured_blocks=blocks)
     return replace(kinds, facts=facts)
 
 
@@ -87,7 +97,8 @@ def coverage_findings(kinds: KindFacts, profile: Profile, graph: ModelGraph) -> 
     for name in kinds.profiled:
         facts = kinds.facts[name]
         found = op_coverage(graph, profile, facts.kind, facts.op_times_of(graph))
-        few = found.measured_share + found.carried_share < ENOUGH
+        whole = bool(found.blocks) and not found.blocks_missing  # every block's time is known, whatever its ops take
+        few = found.measured_share + found.carried_share < ENOUGH and not whole
         findings.append(
             Finding(
                 code="MP173",
@@ -100,3 +111,19 @@ def coverage_findings(kinds: KindFacts, profile: Profile, graph: ModelGraph) -> 
             )
         )
     return tuple(findings)
+
+
+def model_coverage(profile: Profile, graph: ModelGraph) -> Coverage:
+    """Which ops and blocks of a model a profile has, for the device kind that it is of.
+
+    Args:
+        graph: at the microbatch size of interest.
+
+    Raises:
+        ProfileError: MP312 the catalogue does not know the kind, whose facts weigh what is missing.
+    """
+    kind = load_catalogue().get(profile.device_kind) or kind_for_jax_name(profile.jax_device_kind)
+    if kind is None:
+        message = f"the catalogue has no {profile.device_kind!r}, so that what is missing cannot be weighed"
+        raise ProfileError("MP312", message, "plan with --profile: MP173 says what it covers of the cluster's devices")
+    return op_coverage(graph, profile, apply_profile(kind, profile).kind)

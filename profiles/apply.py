@@ -1,11 +1,13 @@
 """What a profile changes in prices: the device kind's rates, ops' times, collectives and copies between devices."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
 
+from costmodel.block_times import MeasuredBlock
 from costmodel.collective_lines import CollectiveLines
 from costmodel.compute import matmul_peak_key
 from costmodel.device_kind import DeviceKind
@@ -14,6 +16,7 @@ from costmodel.estimator import MeasuredOp
 from costmodel.provenance import Provenance, weakest
 from costmodel.transfers import CopyLines
 from profiles.schema import Profile
+from profiles.steadiness import steadiness
 from profiles.store import profile_id
 
 
@@ -26,6 +29,7 @@ class AppliedProfile:
         op_times: by `Op.key`.
         collectives: lines of collectives inside a node.
         copies: lines of copies between devices of a node.
+        blocks: whole blocks on one device, by class.
         profile_id: names the profile by its content.
         notes: sentences about how the profile was used, for reports.
     """
@@ -35,6 +39,7 @@ class AppliedProfile:
     collectives: CollectiveLines
     copies: CopyLines
     profile_id: str
+    blocks: Mapping[str, MeasuredBlock] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -65,9 +70,20 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
         ),
         collectives=CollectiveLines(lines),
         copies=MappingProxyType(
-            {one.lanes: (one.fixed_s, one.s_per_byte) for one in profile.copy_lines if one.s_per_byte > 0}
+            {
+                one.lanes: (one.fixed_s, one.s_per_byte)
+                for one in profile.copy_lines
+                if one.route == "device_to_device" and one.s_per_byte > 0
+            }
         ),
         profile_id=profile_id(profile),
+        blocks=MappingProxyType(
+            {
+                one.block_class: MeasuredBlock(one.forward_s, one.gradients_s, one.provenance, one.weight_s)
+                for one in profile.blocks
+                if math.prod(one.mesh) == 1 and "/" not in one.block_class  # layers of others' models are no classes
+            }
+        ),
         notes=_notes(kind, profile, devices),
     )
 
@@ -93,10 +109,20 @@ def rated_kind(kind: DeviceKind, profile: Profile) -> DeviceKind:
     if (bandwidth := rates.memory_bandwidth_bytes_per_s) is not None:
         changes |= {"memory_bandwidth_bytes_per_s": bandwidth.value, "bandwidth_efficiency": 1.0}
         sources |= {"memory_bandwidth_bytes_per_s": bandwidth.provenance, "bandwidth_efficiency": bandwidth.provenance}
+    if (host := _host_bytes_per_s(profile)) is not None:
+        changes["host_bandwidth_bytes_per_s"] = host
+        sources["host_bandwidth_bytes_per_s"] = "fitted"
     if (launch := rates.launch_s) is not None:
         changes["launch_s"] = launch.value
         sources["launch_s"] = launch.provenance
     return msgspec.structs.replace(kind, peak_flops_per_s=peaks, provenance=sources, **changes)
+
+
+def _host_bytes_per_s(profile: Profile) -> float | None:
+    """What each device gets of the host's memory, in the slower direction, when as many copy as were measured."""
+    lines = [one for one in profile.copy_lines if one.route != "device_to_device" and one.s_per_byte > 0]
+    most = max((one.lanes for one in lines), default=0)
+    return min((1 / one.s_per_byte for one in lines if one.lanes == most), default=None)
 
 
 def _limited_memory(kind: DeviceKind, profile: Profile) -> DeviceKind:
@@ -125,6 +151,7 @@ def _notes(kind: DeviceKind, profile: Profile, devices: int | None) -> tuple[str
             f"the profile of {kind.name} found no cost per byte for {', '.join(flat)}: not used; a longer --budget "
             "measures more sizes"
         )
+    notes += [f"the profile of {kind.name}: {sentence}" for sentence in steadiness(profile)]
     if not profile.rates.matmul_flops_per_s:
         notes.append(f"the profile of {kind.name} has no matmul rate: the kind's own peak is used")
     return tuple(notes)

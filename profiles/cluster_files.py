@@ -13,12 +13,13 @@ from costmodel.cluster import Cluster, DeviceGroup, parse_cluster
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import InputError
 from profiles.catalogue import load_catalogue
+from profiles.node_types import with_node_types
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def load_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """Reads a cluster file, with device names taken from the shipped catalogue.
+    """Reads a cluster file, with devices and node types taken from the shipped catalogue.
 
     Raises:
         InputError: MP130 for a file that cannot be read or is not TOML (with the line); MP131 to MP137 as
@@ -42,7 +43,7 @@ def read_cluster(text: str, name: str) -> Cluster:
             "MP130", f"{name} is not TOML: {error}", "a cluster file has a name and [[group]] tables"
         ) from None
     try:
-        return parse_cluster(data, load_catalogue())
+        return parse_cluster(with_node_types(data), load_catalogue())
     except InputError as error:
         raise InputError(error.code, f"{name}: {error.message}", error.hint) from None
 

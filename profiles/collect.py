@@ -1,57 +1,62 @@
-"""Profiling the attached devices within a time budget.
+"""Profiling devices within a time budget.
 
-What tells most comes first in each part (launch time and rates, collectives, copies, the model's ops), and a part that
-finishes early leaves its time to the next, so that a budget of seconds gives a rough profile and one of minutes a full
-one. Every measurement stands alone: one that fails becomes a gap with its cause, and so does one that time ran out for.
+What tells most comes first in each part (rates, collectives, copies, the model's ops and blocks, shapes), and a part
+that finishes early leaves its time to the next, so that a budget of seconds gives a rough profile and one of minutes a
+full one. Every measurement stands alone: one that fails becomes a gap with its cause, and so does one that time ran out
+for. The profile as it stands is handed out after each measurement, so that whoever is stopped can go on from there.
 """
 
 import datetime
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, TypeVar
+from functools import partial
 
-import jax
-import jaxlib
+import msgspec
 
-from costmodel.compute import op_time_s
 from costmodel.errors import ProfileError
 from costmodel.units import format_seconds
-from profiles import commbench, opbench
+from profiles import opbench
 from profiles.apply import rated_kind
-from profiles.catalogue import kind_for_jax_name
-from profiles.device_loop import DeviceLoop, calibrate
-from profiles.device_memory import usable_memory_bytes
-from profiles.devices import assumed_kind
-from profiles.fits import fit_line, fit_rate
-from profiles.opbench import OpProgram
-from profiles.schema import (
-    BandwidthSample,
-    CollectiveLine,
-    CollectiveSample,
-    CopyLine,
-    CopySample,
-    Fit,
-    Gap,
-    LineFit,
-    MatmulSample,
-    OpTime,
-    Profile,
-    Rates,
-    Sample,
+from profiles.blockbench import BlockProgram
+from profiles.fitting import fitted
+from profiles.grids import matmul_grid
+from profiles.jobs import (
+    LABELS,
+    LONGEST_RUN_S,
+    Job,
+    Part,
+    block_jobs,
+    collective_jobs,
+    copy_jobs,
+    op_jobs,
+    rate_jobs,
+    shape_jobs,
 )
+from profiles.opbench import OpProgram
+from profiles.records import Record, block_key, drift_of, records_of, with_records
+from profiles.resume import require_same_devices
+from profiles.runner import DeviceFacts, LocalRunner, Runner, cause_of
+from profiles.schema import Fit, Gap, MatmulSample, Profile, Pulse
+from profiles.steadiness import DRIFTED
 from profiles.timing import Budget, rounded
 
 Progress = Callable[[str, int, int], None]
-T = TypeVar("T")
+Programs = Sequence[OpProgram | BlockProgram]
 
-PARTS = {"rates": 0.3, "collectives": 0.3, "copies": 0.05, "ops": 0.35}
-"""Share of the budget of each part, in this order."""
+PARTS: dict[Part, float] = {
+    "rates": 0.2,
+    "collectives": 0.2,
+    "copies": 0.05,
+    "ops": 0.3,
+    "blocks": 0.15,
+    "shapes": 0.1,
+}
+"""Share of the budget of each part, in this order; that of parts without a measurement goes to the others."""
 
-LONGEST_RUN_S = 0.5
-"""Most time to spend on the repetitions of one measurement."""
+PULSE = "reference product"
 
 _log = logging.getLogger(__name__)
 
@@ -61,261 +66,230 @@ def profile_devices(
     devices: int | None = None,
     budget_s: float = 120.0,
     progress: Progress | None = None,
-    programs: Sequence[OpProgram] = (),
+    programs: Programs | Callable[[DeviceFacts], Programs] = (),
+    known: Profile | Callable[[DeviceFacts], Profile | None] | None = None,
+    checkpoint: Callable[[Profile], None] | None = None,
+    runner: Runner | None = None,
 ) -> Profile:
-    """Measures the devices that are attached to this process, all of one kind, running together.
+    """Measures devices of one kind, running together.
 
     Args:
-        devices: how many of them; all if None.
+        devices: how many of those attached to this process; all if None.
         budget_s: time to spend. The first few measurements of each part are made in any case, and one that has begun
             is finished, with two runs if they are long. Ops that would not fit, by the rates, are gaps.
         progress: told what is being measured, how many of its measurements are done, and of how many.
-        programs: ops of a model to time too.
+        programs: ops and blocks of a model to time too, or what makes them once the devices are known.
+        known: measured before on these devices, or what finds it once they are known; it is not measured again.
+        checkpoint: given the profile as it stands after each measurement; what is not measured yet is in its gaps.
+        runner: where to measure, in place of this process (`worker.WorkerRunner`).
 
     Returns:
         The profile; what could not be measured is in its `gaps`.
 
     Raises:
-        ProfileError: MP306 fewer devices are attached; MP307 no op could be measured.
+        ProfileError: MP306 fewer devices are attached; MP307 no op could be measured; MP308 `known` is of other
+            devices.
     """
-    chosen = _choose(devices)
-    kind = kind_for_jax_name(chosen[0].device_kind) or assumed_kind(chosen[0])
-    work = _Collection(
-        loop=DeviceLoop(devices=chosen, memory_bytes=usable_memory_bytes(chosen)),
-        platform=kind.platform,
-        progress=progress or (lambda what, done, total: None),
-        ends=_ends(Budget.of(budget_s), budget_s),
-    )
-    rates, matmuls, bandwidths = work.rates()
-    profile = Profile(
-        device_kind=kind.name,
-        jax_device_kind=chosen[0].device_kind,
-        platform=kind.platform,
-        devices=len(chosen),
-        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        software=_software(chosen[0]),
-        usable_memory_bytes=work.loop.memory_bytes,
-        rates=rates,
-        matmuls=matmuls,
-        bandwidths=bandwidths,
-    )
-    rated = rated_kind(kind, profile)
-
-    def estimate_s(program: OpProgram) -> float:
-        return op_time_s(program.flops, float(program.memory_bytes), program.dtype, rated, is_matmul=program.flops > 0)
-
-    collectives = work.collectives()
-    copies = work.copies()
-    ops = work.ops(sorted(programs, key=lambda program: -program.count * estimate_s(program)), estimate_s)
-    if not (matmuls or bandwidths or ops):
-        causes = "; ".join(f"{gap.what}: {gap.cause}" for gap in work.gaps[:3])
-        raise ProfileError("MP307", f"no op could be measured on {len(chosen)} x {kind.name}: {causes}")
-    return _with(
-        profile,
-        ops=ops,
-        microbatches=tuple(sorted({program.microbatch for program in programs if program.microbatch})),
-        collectives=collectives,
-        collective_lines=work.collective_lines(collectives),
-        copies=copies,
-        copy_lines=work.copy_lines(copies),
-        gaps=tuple(work.gaps),
-    )
+    runner = runner or LocalRunner(devices)
+    try:
+        facts = runner.start(min(LONGEST_RUN_S, budget_s / 100))
+        before = known(facts) if callable(known) else known
+        if before is not None:
+            require_same_devices(before, facts)
+        listed = tuple(programs(facts) if callable(programs) else programs)
+        work = _Collection(
+            runner=runner,
+            facts=facts,
+            progress=progress or (lambda what, done, total: None),
+            whole=Budget.of(budget_s),
+            budget_s=budget_s,
+            base=_base(facts, before, listed),
+            checkpoint=checkpoint or (lambda profile: None),
+        )
+        work.collect(listed)
+        return work.profile()
+    finally:
+        runner.close()
 
 
-def _with(profile: Profile, **changes: Any) -> Profile:
-    fields = {name: getattr(profile, name) for name in profile.__struct_fields__}
-    return Profile(**{**fields, **changes})
+def _base(facts: DeviceFacts, known: Profile | None, programs: Programs) -> Profile:
+    """The profile without measurements; with those that are known."""
+    sizes = {one.microbatch for one in programs if isinstance(one, OpProgram) and one.microbatch}
+    common = {
+        "device_kind": facts.kind.name,
+        "jax_device_kind": facts.jax_device_kind,
+        "platform": facts.kind.platform,
+        "devices": facts.count,
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "software": facts.software,
+        "usable_memory_bytes": facts.memory_bytes,
+    }
+    if known is None:
+        return Profile(**common, microbatches=tuple(sorted(sizes)))
+    sizes |= set(known.microbatches)
+    return msgspec.structs.replace(known, **common, microbatches=tuple(sorted(sizes)), gaps=())
 
 
-def _choose(count: int | None) -> tuple[Any, ...]:
-    """Devices of the first one's kind."""
-    attached = jax.local_devices()
-    equal = tuple(one for one in attached if one.device_kind == attached[0].device_kind)
-    if count is not None and not 1 <= count <= len(equal):
-        message = f"{count} devices were asked for, {len(equal)} of kind {equal[0].device_kind!r} are attached"
-        raise ProfileError("MP306", message, "ask for fewer, or use --fake-devices")
-    return equal[:count]
-
-
-def _software(device: Any) -> dict[str, str]:
-    runtime = str(device.client.platform_version).strip().splitlines()
-    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "runtime": runtime[0][:80] if runtime else ""}
-
-
-def _ends(whole: Budget, budget_s: float) -> dict[str, Budget]:
-    """When each part ends, if all parts before it used up their time."""
-    ends, left = {}, 1.0
-    for part, share in PARTS.items():
-        left -= share
-        ends[part] = replace(whole, end_s=whole.end_s - max(0.0, left) * budget_s)
-    return ends
+def planned_jobs(facts: DeviceFacts, programs: Programs, known: Profile | None = None) -> dict[Part, tuple[Job, ...]]:
+    """What there is to measure, part after part, without what `known` has."""
+    there = {key for key, _ in records_of(known)} if known is not None else set()
+    kind = rated_kind(facts.kind, known) if known is not None else facts.kind
+    every: dict[Part, tuple[Job, ...]] = {
+        "rates": rate_jobs(kind.platform),
+        "collectives": collective_jobs(facts.count, kind.platform),
+        "copies": copy_jobs(facts.count, kind.platform),
+        "ops": op_jobs([one for one in programs if isinstance(one, OpProgram)], kind),
+        "blocks": block_jobs([one for one in programs if isinstance(one, BlockProgram)]),
+        "shapes": shape_jobs(kind.platform),
+    }
+    return {part: tuple(job for job in jobs if job.key not in there) for part, jobs in every.items()}
 
 
 @dataclass
 class _Collection:
     """The measurements of one profile as they are made."""
 
-    loop: DeviceLoop
-    platform: Any
+    runner: Runner
+    facts: DeviceFacts
     progress: Progress
-    ends: dict[str, Budget]
-    gaps: list[Gap] = field(default_factory=list)
+    whole: Budget
+    budget_s: float
+    base: Profile
+    checkpoint: Callable[[Profile], None]
+    records: dict[str, Record] = field(default_factory=dict)
+    gaps: dict[str, str] = field(default_factory=dict)
+    pulses: list[Pulse] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    started_s: float = field(default_factory=time.perf_counter)
 
-    def attempt(self, what: str, run: Callable[[], T]) -> T | None:
-        """The result of one measurement, or None and a gap: anything that a device, driver or compiler throws."""
+    def collect(self, programs: Programs) -> None:
+        """Makes all measurements; what is there is handed out even where it is interrupted."""
+        self.records = dict(records_of(self.base))
+        self.pulses = list(self.base.pulses)
+        if self.facts.problem:
+            self.gaps["launch time"] = self.facts.problem
+        plan = planned_jobs(self.facts, programs, self.base)
+        self.waiting = [job.key for jobs in plan.values() for job in jobs]
+        ends = self._ends([part for part in PARTS if plan[part]])
+        with self._handing_out():
+            self._part("rates", plan["rates"], ends, sure=2)
+            if not self.records:
+                causes = "; ".join(f"{what}: {cause}" for what, cause in list(self.gaps.items())[:3])
+                where = f"{self.facts.count} x {self.facts.kind.name}"
+                raise ProfileError("MP307", f"no op could be measured on {where}: {causes}")
+            self._pulse()
+            self._part("collectives", plan["collectives"], ends, sure=2)
+            self._part("copies", plan["copies"], ends, sure=2 if self.facts.count > 1 else 0)
+            self._pulse()
+            rated = planned_jobs(self.facts, programs, self.profile())
+            self._part("ops", rated["ops"], ends, sure=1)
+            self._part("blocks", rated["blocks"], ends, sure=1)
+            self._part("shapes", plan["shapes"], ends)
+            self._pulse()
+        for program in programs:
+            if isinstance(program, BlockProgram) and program.update_problem:
+                key = block_key(program.block_class, (1,), program.microbatch)
+                self.gaps[f"update of {key}"] = program.update_problem
+
+    def profile(self) -> Profile:
+        """What is there now, with its constants."""
+        gaps = dict.fromkeys(self.waiting, "the run was stopped before it") | self.gaps
+        launch = self.facts.launch
+        bare = msgspec.structs.replace(
+            with_records(self.base, self.records.values()),
+            pulses=tuple(self.pulses),
+            gaps=tuple(Gap(what=what, cause=cause) for what, cause in gaps.items()),
+        )
+        if launch is None:
+            return fitted(bare)
+        error = round(launch.spread_s / launch.time_s, 4)
+        return fitted(bare, Fit(value=rounded(launch.time_s), error=error))
+
+    @contextmanager
+    def _handing_out(self) -> Iterator[None]:
         try:
-            return run()
-        except Exception as error:
-            text = str(error).strip().splitlines()
-            cause = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
-            self.gaps.append(Gap(what=what, cause=cause))
-            _log.info("%s was not measured: %s", what, cause, exc_info=True)
-            return None
+            yield
+        except BaseException:
+            if self.records:
+                self.checkpoint(self.profile())
+            raise
 
-    def part(
-        self,
-        name: str,
-        label: str,
-        jobs: Iterable[tuple[str, Callable[[float], T]]],
-        sure: int = 1,
-        needs_s: Mapping[str, float] = MappingProxyType({}),
-    ) -> list[T]:
-        """Results of a part's jobs in order; a gap for each that fails or that time ran out for.
+    def _ends(self, parts: Sequence[Part]) -> Mapping[Part, Budget]:
+        """When each part ends, if all parts before it used up their time."""
+        total, left = sum(PARTS[part] for part in parts), 1.0
+        ends: dict[Part, Budget] = dict.fromkeys(PARTS, self.whole)
+        for part in parts:
+            left -= PARTS[part] / total
+            ends[part] = replace(self.whole, end_s=self.whole.end_s - max(0.0, left) * self.budget_s)
+        return ends
+
+    def _part(self, part: Part, jobs: Sequence[Job], ends: Mapping[Part, Budget], sure: int = 0) -> None:
+        """Makes a part's measurements in order: a gap for each that fails or that time ran out for.
 
         Args:
-            sure: so many of them run even where time has run out.
-            needs_s: about what the fewest runs of a job take, where that is known; a job that needs longer than what
-                is left, and longer than `LONGEST_RUN_S`, does not begin.
+            sure: so many of them run even where time has run out. A job that needs longer than what is left, and longer
+                than `LONGEST_RUN_S`, does not begin.
         """
-        listed, results, end = list(jobs), [], self.ends[name]
-        for at, (what, run) in enumerate(listed):
+        if not jobs:
+            return
+        end, kind = ends[part], rated_kind(self.facts.kind, fitted(with_records(self.base, self.records.values())))
+        for at, job in enumerate(jobs):
+            left_s, need_s = max(end.left_s, LONGEST_RUN_S), job.least_s(kind)
             if at >= sure and end.left_s <= 0:
-                self.gaps.append(Gap(what=what, cause="the time budget was spent"))
-                continue
-            left_s = max(end.left_s, LONGEST_RUN_S)
-            if needs_s.get(what, 0.0) > left_s:
-                need = f"it would take about {format_seconds(needs_s[what])} to measure"
-                cause = f"{need}, {format_seconds(left_s)} of the time budget were left"
-                self.gaps.append(Gap(what=what, cause=cause))
-                continue
-            self.progress(label, at, len(listed))
-            runs_s = min(
-                LONGEST_RUN_S, max(0.0, end.left_s) / (2 * (len(listed) - at))
-            )  # compiling takes the other half
-            result = self.attempt(what, lambda run=run, runs_s=runs_s: run(runs_s))
-            if result is not None:
-                results.append(result)
-        self.progress(label, len(listed), len(listed))
-        return results
+                self._gap(job, "the time budget was spent")
+            elif part in ("ops", "blocks") and need_s > left_s:
+                need = f"it would take about {format_seconds(need_s)} to measure"
+                self._gap(job, f"{need}, {format_seconds(left_s)} of the time budget were left")
+            else:
+                self.progress(LABELS[part], at, len(jobs))
+                share_s = max(0.0, end.left_s) / (2 * (len(jobs) - at))  # compiling takes the other half
+                self._measure(job, min(LONGEST_RUN_S, share_s))
+        self._again([job for job in jobs if job.key in self.records and abs(self._drift(job)) > DRIFTED], end)
+        self.progress(LABELS[part], len(jobs), len(jobs))
 
-    def rates(self) -> tuple[Rates, tuple[MatmulSample, ...], tuple[BandwidthSample, ...]]:
-        """Launch time, then matrix products and memory-bound ops in turns, and what was fitted to them."""
-        launches: list[Sample] = []
+    def _drift(self, job: Job) -> float:
+        return drift_of(self.records[job.key])
 
-        def launch(runs_s: float) -> Sample:
-            self.loop, sample = calibrate(self.loop, runs_s)
-            launches.append(sample)
-            return sample
+    def _again(self, jobs: Sequence[Job], end: Budget) -> None:
+        """Measures once more what drifted, while there is time, and keeps the steadier record."""
+        for job in jobs:
+            if end.left_s <= LONGEST_RUN_S:
+                return
+            before = self.records[job.key]
+            self._measure(job, LONGEST_RUN_S)
+            if job.key in self.gaps or abs(self._drift(job)) > abs(drift_of(before)):
+                self.records[job.key] = before
+                self.gaps.pop(job.key, None)
 
-        def matmul(dtype: str, shape: tuple[int, int, int]) -> Callable[[float], Any]:
-            return lambda runs_s: opbench.time_matmul(dtype, shape, self.loop, runs_s)
+    def _measure(self, job: Job, runs_s: float) -> None:
+        try:
+            self.records[job.key] = self.runner.run(job, runs_s)
+        except Exception as error:  # anything that a device, driver or compiler throws
+            self._gap(job, cause_of(error))
+            _log.info("%s was not measured: %s", job.key, cause_of(error), exc_info=True)
+        else:
+            self._done(job)
+        self.checkpoint(self.profile())
 
-        def bandwidth(op: Any, dtype: str, shape: tuple[int, ...]) -> Callable[[float], Any]:
-            return lambda runs_s: opbench.time_bandwidth(op, dtype, shape, self.loop, runs_s)
+    def _gap(self, job: Job, cause: str) -> None:
+        self.gaps[job.key] = cause
+        self._done(job)
 
-        products = [
-            (f"matmul {dtype} {'x'.join(map(str, shape))}", matmul(dtype, shape))
-            for dtype, shape in opbench.matmul_grid(self.platform)
-        ]
-        streams = [
-            (f"{op} {dtype} {'x'.join(map(str, shape))}", bandwidth(op, dtype, shape))
-            for op, dtype, shape in opbench.bandwidth_grid(self.platform)
-        ]
-        jobs = [("launch time", launch), products[0], streams[0], *_in_turns(products[1:], streams[1:])]
-        found = self.part("rates", "rates", jobs, sure=3)
-        matmuls = tuple(one for one in found if isinstance(one, MatmulSample))
-        streamed = tuple(one for one in found if isinstance(one, BandwidthSample))
-        return self._fitted_rates(launches, matmuls, streamed), matmuls, streamed
+    def _done(self, job: Job) -> None:
+        if job.key in self.waiting:
+            self.waiting.remove(job.key)
 
-    def _fitted_rates(
-        self, launches: Sequence[Sample], matmuls: Sequence[MatmulSample], streamed: Sequence[BandwidthSample]
-    ) -> Rates:
-        floor_s = launches[0].time_s if launches else 0.0
-        by_dtype: dict[str, list[MatmulSample]] = defaultdict(list)
-        for one in matmuls:
-            by_dtype[one.dtype].append(one)
-        even = [one for one in streamed if one.op != "gather"]
-        return Rates(
-            matmul_flops_per_s={
-                dtype: fit_rate([one.flops for one in mine], [one.time_s for one in mine], floor_s)
-                for dtype, mine in sorted(by_dtype.items())
-            },
-            memory_bandwidth_bytes_per_s=fit_rate(
-                [one.memory_bytes for one in even], [one.time_s for one in even], floor_s
-            )
-            if even
-            else None,
-            launch_s=Fit(value=rounded(floor_s), error=round(launches[0].spread_s / floor_s, 4)) if launches else None,
-        )
-
-    def collectives(self) -> tuple[CollectiveSample, ...]:
-        def job(kind: Any, grouping: commbench.Grouping, size: int) -> Callable[[float], CollectiveSample]:
-            return lambda runs_s: commbench.time_collective(kind, grouping, size, self.loop, runs_s)
-
-        jobs = [
-            (f"{kind} of {size} bytes in groups of {grouping[0]}, stride {grouping[1]}", job(kind, grouping, size))
-            for kind, grouping, size in commbench.collective_jobs(len(self.loop.devices), self.platform)
-        ]
-        return tuple(self.part("collectives", "collectives", jobs, sure=2))
-
-    def copies(self) -> tuple[CopySample, ...]:
-        def job(lanes: int, size: int) -> Callable[[float], CopySample]:
-            return lambda runs_s: commbench.time_copy(lanes, size, self.loop, runs_s)
-
-        jobs = [
-            (f"copy of {size} bytes in {lanes} lanes", job(lanes, size))
-            for lanes, size in commbench.copy_jobs(len(self.loop.devices), self.platform)
-        ]
-        return tuple(self.part("copies", "copies", jobs, sure=2))
-
-    def ops(self, programs: Sequence[OpProgram], estimate_s: Callable[[OpProgram], float]) -> dict[str, OpTime]:
-        def job(program: OpProgram) -> Callable[[float], tuple[str, OpTime]]:
-            return lambda runs_s: (program.key, opbench.time_op(program, self.loop, runs_s, estimate_s(program)))
-
-        jobs = [(program.key, job(program)) for program in programs]
-        needs_s = {program.key: opbench.least_s(program, estimate_s(program)) for program in programs}
-        return dict(self.part("ops", "ops of the model", jobs, needs_s=needs_s))
-
-    def collective_lines(self, samples: Sequence[CollectiveSample]) -> tuple[CollectiveLine, ...]:
-        groups: dict[tuple[Any, int, int], list[CollectiveSample]] = defaultdict(list)
-        for one in samples:
-            groups[one.kind, one.size, one.stride].append(one)
-        lines = []
-        for (kind, size, stride), mine in sorted(groups.items()):
-            what = f"line of {kind} in groups of {size}, stride {stride}"
-            if fit := self._line(what, [one.full_bytes for one in mine], mine):
-                lines.append(CollectiveLine(kind=kind, size=size, stride=stride, **_constants(fit)))
-        return tuple(lines)
-
-    def copy_lines(self, samples: Sequence[CopySample]) -> tuple[CopyLine, ...]:
-        groups: dict[int, list[CopySample]] = defaultdict(list)
-        for one in samples:
-            groups[one.lanes].append(one)
-        lines = []
-        for lanes, mine in sorted(groups.items()):
-            if fit := self._line(f"line of copies in {lanes} lanes", [one.lane_bytes for one in mine], mine):
-                lines.append(CopyLine(route="device_to_device", lanes=lanes, **_constants(fit)))
-        return tuple(lines)
-
-    def _line(self, what: str, sizes: Sequence[float], samples: Sequence[Sample]) -> LineFit | None:
-        return self.attempt(what, lambda: fit_line(sizes, [one.time_s for one in samples]))
-
-
-def _constants(fit: LineFit) -> dict[str, Any]:
-    return {name: getattr(fit, name) for name in LineFit.__struct_fields__}
-
-
-def _in_turns(one: Sequence[T], other: Sequence[T]) -> list[T]:
-    mixed = [each for pair in zip(one, other) for each in pair]
-    shared = min(len(one), len(other))
-    return [*mixed, *one[shared:], *other[shared:]]
+    def _pulse(self) -> None:
+        """Times the reference product, if there is time: whether the device is as fast as it was."""
+        if self.whole.left_s <= LONGEST_RUN_S:
+            return
+        dtype, shape = matmul_grid(self.facts.kind.platform)[0]
+        job = Job(key=PULSE, part="rates", measure=partial(opbench.time_matmul, dtype, shape))
+        after_s = rounded(time.perf_counter() - self.started_s)
+        try:
+            sample = self.runner.run(job, min(LONGEST_RUN_S, self.budget_s / 100))
+        except Exception as error:  # as above
+            self.gaps[PULSE] = cause_of(error)
+            return
+        assert isinstance(sample, MatmulSample)
+        self.pulses.append(Pulse(after_s=after_s, **sample.figures))

@@ -1,5 +1,6 @@
 """How much of a model's time a profile has measured, and which ops it lacks."""
 
+import math
 from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from costmodel.device_kind import DeviceKind
 from costmodel.graph import BlockClass, ModelGraph, Op
 from costmodel.kernels import forward_kernels, kernel_s, op_dtype
 from costmodel.traffic import Traffic
-from profiles.schema import Profile
+from profiles.schema import BlockTime, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Coverage:
         rated: keys that are priced by the roofline instead, in that order.
         measured_share, carried_share: shares of the forward time, by the roofline, that `measured` and `carried` take.
         drifted: of `measured`, those whose later runs took over a tenth longer or shorter than the earlier ones.
+        blocks: classes whose time is in the block table at this microbatch, whole on one device; blocks_missing: the
+            model's others. Both in the model's order.
     """
 
     measured: tuple[str, ...]
@@ -29,6 +32,8 @@ class Coverage:
     measured_share: float
     carried_share: float
     drifted: tuple[str, ...]
+    blocks: tuple[str, ...] = ()
+    blocks_missing: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One sentence for a report."""
@@ -38,6 +43,8 @@ class Coverage:
             text += f", {len(self.carried)} are carried over from another microbatch size ({self.carried_share:.0%})"
         if self.rated:
             text += f"; the largest that is {'neither' if self.carried else 'not'}: {self.rated[0]}"
+        if self.blocks:
+            text += f"; {len(self.blocks)} of {len(self.blocks) + len(self.blocks_missing)} block classes are measured"
         return text
 
 
@@ -63,6 +70,7 @@ def op_coverage(
     measured = tuple(key for key in ordered if key in profile.ops)
     carried = tuple(key for key in ordered if key in timed and key not in profile.ops)
     total = sum(weights.values()) or 1.0
+    timed_blocks = {one.block_class for one in whole_blocks(profile, graph.microbatch)}
     return Coverage(
         measured=measured,
         carried=carried,
@@ -70,7 +78,14 @@ def op_coverage(
         measured_share=sum(weights[key] for key in measured) / total,
         carried_share=sum(weights[key] for key in carried) / total,
         drifted=tuple(key for key in measured if abs(profile.ops[key].drift) > 0.1),
+        blocks=tuple(key for key in counts if key in timed_blocks),
+        blocks_missing=tuple(key for key in counts if key not in timed_blocks),
     )
+
+
+def whole_blocks(profile: Profile, microbatch: int) -> tuple[BlockTime, ...]:
+    """Entries of the block table for one device at a microbatch."""
+    return tuple(one for one in profile.blocks if math.prod(one.mesh) == 1 and one.microbatch == microbatch)
 
 
 def _alone_s(op: Op, cls: BlockClass, kind: DeviceKind) -> float:

@@ -33,7 +33,7 @@ def datasheet_kinds() -> Mapping[str, DeviceKind]:
 def read_kinds(document: Mapping[str, Any], name: str) -> tuple[DeviceKind, ...]:
     """The device kinds of one parsed catalogue file; `name` is the file's, for messages."""
     kinds = []
-    for at, entry in enumerate(document["device"]):
+    for at, entry in enumerate(document.get("device", ())):
         path = f"catalog/{name}: device[{at}]"
         kind = convert(entry, DeviceKind, code="MP131", root=path)
         check_device_kind(kind, path)

@@ -36,6 +36,9 @@ CALLS_WORTH = 6.0
 CALIBRATION_S = 0.05
 """Least time to spend on each of the programs that measure what calling takes."""
 
+MOST_DRAWN = (1 << 20) - 3
+"""Random numbers in an array before they repeat: no power of two, so that rows differ."""
+
 _NEVER = 1e30
 _SEED = 7
 
@@ -179,12 +182,16 @@ def _loop(call: Call, repeats: int) -> Callable[..., Any]:
 
 
 def _fill(want: Input, source: np.random.Generator) -> np.ndarray:
-    dtype = jnp.dtype(want.dtype)
+    """Random numbers; large arrays repeat them, as making gigabytes of them takes longer than what is timed."""
+    dtype, count = jnp.dtype(want.dtype), math.prod(want.shape)
+    drawn = min(count, MOST_DRAWN)
     if dtype == np.bool_:
-        return source.random(want.shape, dtype=np.float32) < 0.5
-    if jnp.issubdtype(dtype, jnp.integer):
-        return source.integers(0, max(1, want.below), want.shape).astype(dtype)
-    return (source.random(want.shape, dtype=np.float32) + np.float32(0.5)).astype(dtype)
+        numbers = source.random(drawn, dtype=np.float32) < 0.5
+    elif jnp.issubdtype(dtype, jnp.integer):
+        numbers = source.integers(0, max(1, want.below), drawn).astype(dtype)
+    else:
+        numbers = (source.random(drawn, dtype=np.float32) + np.float32(0.5)).astype(dtype)
+    return numbers.reshape(want.shape) if drawn == count else np.resize(numbers, want.shape)
 
 
 def calibrate(loop: DeviceLoop, runs_s: float) -> tuple[DeviceLoop, Sample]:

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from costmodel.device_kind import Platform
 from profiles.device_loop import DeviceLoop, Input
 from profiles.schema import BandwidthOp, BandwidthSample, MatmulSample, OpTime, Sample
 from profiles.timing import LEAST, MeasurementError, rounded
 
-_ROW = 1024
-"""Elements of a row in the bandwidth ops."""
+EIGHT_BITS: dict[str, tuple[str, Any]] = {
+    "float8": ("float8_e4m3fn", jnp.bfloat16),
+    "int8": ("int8", jnp.int32),
+}
+"""JAX's dtype of the operands, and the result's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +53,24 @@ class OpProgram:
     problem: str = ""
 
 
-def matmul_grid(platform: Platform) -> tuple[tuple[str, tuple[int, int, int]], ...]:
-    """(dtype, (m, k, n)) of the matrix products to time, most telling first: large float32 and bfloat16, then smaller
-    and thin ones."""
-    large = 512 if platform == "cpu" else 4096
-    cube, thin = (large, large, large), (large // 8, large, large)
-    small, wide = (large // 4,) * 3, (large, large, 4 * large)
-    shapes = (cube, small, wide, thin)
-    return tuple((dtype, shape) for shape in shapes for dtype in ("float32", "bfloat16"))
+def time_matmul(
+    dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, runs_s: float, batch: int = 1
+) -> MatmulSample:
+    """Times ``[m, k] @ [k, n]`` on every device, or `batch` of them at once.
 
-
-def bandwidth_grid(platform: Platform) -> tuple[tuple[BandwidthOp, str, tuple[int, ...]], ...]:
-    """(op, dtype, shape) of the memory-bound ops to time, most telling first."""
-    rows = 1024 if platform == "cpu" else 32768
-    ops: tuple[BandwidthOp, ...] = ("add", "normalise", "gather")
-    sizes = (rows, rows // 8, 4 * rows)
-    return tuple((op, "float32", (size, _ROW)) for size in sizes for op in ops)
-
-
-def time_matmul(dtype: str, shape: tuple[int, int, int], loop: DeviceLoop, runs_s: float) -> MatmulSample:
-    """Times ``[m, k] @ [k, n]`` on every device."""
+    Args:
+        dtype: of both operands, as in `costmodel.device_kind.PEAK_DTYPES`. The result is of the same, but for eight
+            bits: bfloat16 of float8, int32 of int8.
+    """
     m, k, n = shape
-    sample = loop.time(lambda a, b: a @ b, [Input((m, k), dtype), Input((k, n), dtype)], runs_s)
-    return MatmulSample(dtype=dtype, shape=shape, **sample.figures)
+    lead = (batch,) if batch > 1 else ()
+    stored, result = EIGHT_BITS.get(dtype, (dtype, None))
+
+    def call(one: Any, other: Any) -> Any:
+        return jnp.matmul(one, other, preferred_element_type=result)
+
+    sample = loop.time(call, [Input((*lead, m, k), stored), Input((*lead, k, n), stored)], runs_s)
+    return MatmulSample(dtype=dtype, shape=shape, batch=batch, **sample.figures)
 
 
 def time_bandwidth(

@@ -17,8 +17,11 @@ from costmodel.provenance import Provenance
 
 SCHEMA_VERSION = 1
 
-Route = Literal["device_to_device"]
-BandwidthOp = Literal["add", "normalise", "gather"]
+Route = Literal["device_to_device", "host_to_device", "device_to_host"]
+BandwidthOp = Literal[
+    "add", "normalise", "gather", "rms_normalise", "softmax", "reduce", "transpose", "scatter_add", "update"
+]
+KernelOp = Literal["attention", "fused_attention", "convolution"]
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,15 +46,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MatmulSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A matrix product ``[m, k] @ [k, n]`` on each device; `shape` is (m, k, n)."""
+    """A matrix product ``[m, k] @ [k, n]`` on each device, or `batch` of them at once; `shape` is (m, k, n)."""
 
     dtype: str
     shape: tuple[int, int, int]
+    batch: int = 1
 
     @property
     def flops(self) -> float:
         m, k, n = self.shape
-        return 2.0 * m * k * n
+        return 2.0 * self.batch * m * k * n
 
 
 class BandwidthSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +65,33 @@ class BandwidthSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=T
     dtype: str
     shape: tuple[int, ...]
     memory_bytes: int
+
+
+class KernelSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An op that is neither one product nor bound by memory.
+
+    Attributes:
+        shape: of attention (batch, sequence, heads, head size), causal; of a convolution with a 3 x 3 window (batch,
+            height, width, channels), as many channels out as in.
+        backward: value and gradients of all operands together; False: the value alone.
+        flops: of what was timed.
+    """
+
+    op: KernelOp
+    dtype: str
+    shape: tuple[int, int, int, int]
+    backward: bool
+    flops: float
+
+
+class Pulse(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same product timed again and again while a profile is made: a device that slows down shows.
+
+    Attributes:
+        after_s: seconds after the first measurement.
+    """
+
+    after_s: float
 
 
 class CollectiveSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +109,7 @@ class CollectiveSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CopySample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`lanes` devices each send `lane_bytes` to a partner at the same time."""
+    """`lanes` devices each send `lane_bytes` to a partner, or to or from the host, at the same time."""
 
     route: Route
     lanes: int
@@ -155,9 +186,15 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         block_class: canonical hash of the class (`costmodel.graph.BlockClass.key`), or a name that the user gives.
-        mesh: axis sizes.
+            A layer of an imported table is ``MODEL/LAYER``.
+        mesh: axis sizes; one axis of 1 for one device.
         microbatch: examples.
-        saved_bytes: kept from F to B for one microbatch; peak_bytes: the most in use while the block runs.
+        backward_s: of the activation gradients; of all gradients where `weight_s` is None.
+        weight_s: of the weight gradients alone; None where that was not told apart.
+        update_s: of the optimizer, once a step; None where that was not measured.
+        saved_bytes: kept from F to B for one microbatch; peak_bytes: the most in use while the block runs. None where
+            nobody has said.
+        spread_s, drift: of F, B, W and update together, as in `OpTime`.
     """
 
     block_class: str
@@ -165,11 +202,18 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     microbatch: int
     forward_s: float
     backward_s: float
-    weight_s: float
-    update_s: float
-    saved_bytes: int
-    peak_bytes: int
+    weight_s: float | None = None
+    update_s: float | None = None
+    saved_bytes: int | None = None
+    peak_bytes: int | None = None
+    spread_s: float = 0.0
+    drift: float = 0.0
     provenance: Provenance = "measured"
+
+    @property
+    def gradients_s(self) -> float:
+        """Seconds of the whole backward pass."""
+        return self.backward_s + (self.weight_s or 0.0)
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,6 +238,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         microbatches: sizes at which the model of `ops` was captured, ascending; none where that is not known.
         collective_lines, copy_lines: fitted to `collectives` and `copies`.
         blocks: block table; preferred to op times where it has a block.
+        pulses: the reference product while the profile was made, in order.
+        sources: where figures come from that were not measured here.
         gaps: what could not be measured.
     """
 
@@ -208,6 +254,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rates: Rates = Rates()
     matmuls: tuple[MatmulSample, ...] = ()
     bandwidths: tuple[BandwidthSample, ...] = ()
+    kernels: tuple[KernelSample, ...] = ()
     ops: dict[str, OpTime] = {}
     microbatches: tuple[int, ...] = ()
     collectives: tuple[CollectiveSample, ...] = ()
@@ -215,10 +262,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     copies: tuple[CopySample, ...] = ()
     copy_lines: tuple[CopyLine, ...] = ()
     blocks: tuple[BlockTime, ...] = ()
+    pulses: tuple[Pulse, ...] = ()
+    sources: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
-_POSITIVE = frozenset({"time_s", "value", "forward_s", "samples", "lanes", "microbatch", "microbatches", "devices"})
+_POSITIVE = frozenset(
+    {"time_s", "value", "forward_s", "samples", "lanes", "batch", "microbatch", "microbatches", "devices"}
+)
 _COUNTED_FROM_TWO = frozenset({"size"})
 
 

@@ -6,16 +6,20 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from costmodel.documents import convert
+from costmodel.documents import convert, suggestion
 from costmodel.errors import InputError, ProfileError
 from profiles.schema import SCHEMA_VERSION, Profile, check_profile
 
 SUFFIX = ".profile.json"
+SHIPPED = "measured:"
+"""In front of a device kind's name, in the place of a path: the profile that comes with meshplan."""
+
 _AGAIN = "measure again with `meshplan profile`"
 
 
@@ -82,9 +86,14 @@ def decode_profile(data: bytes, source: str = "the profile") -> Profile:
 def read_profile(path: str | Path) -> Profile:
     """Reads and checks a profile.
 
+    Args:
+        path: of a file; ``measured:A100-SXM4-40GB`` is the shipped one of a device kind, from published measurements.
+
     Raises:
         ProfileError: MP300 for a file that cannot be read; else as `decode_profile`.
     """
+    if str(path).startswith(SHIPPED):
+        return _read_shipped(str(path).removeprefix(SHIPPED))
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -92,6 +101,21 @@ def read_profile(path: str | Path) -> Profile:
         hint = "`meshplan profile -o FILE` writes one from the attached devices"
         raise ProfileError("MP300", f"cannot read profile {path}: {reason}", hint) from None
     return decode_profile(data, str(path))
+
+
+def shipped_profiles() -> tuple[str, ...]:
+    """Device kinds of which a profile comes with meshplan, fitted to published measurements."""
+    folder = files("profiles").joinpath("measured")
+    return tuple(sorted(one.name.removesuffix(SUFFIX) for one in folder.iterdir() if one.name.endswith(SUFFIX)))
+
+
+def _read_shipped(kind_name: str) -> Profile:
+    known = shipped_profiles()
+    if kind_name not in known:
+        hint = suggestion(kind_name, known, "there are profiles of")
+        raise ProfileError("MP300", f"no published measurements of {kind_name!r} come with meshplan", hint)
+    file = files("profiles").joinpath("measured", kind_name + SUFFIX)
+    return decode_profile(file.read_bytes(), SHIPPED + kind_name)
 
 
 def write_profile(path: str | Path, profile: Profile) -> None:

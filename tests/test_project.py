@@ -112,7 +112,8 @@ def check_words(words, line):
     """Every subcommand and option of a command line is one that the command has."""
     assert words[0] in COMMANDS, line
     command = main.get_command(click.Context(main), words[0])
-    if isinstance(command, click.Group):
+    does_itself = isinstance(command, click.Group) and command.invoke_without_command and words[1].startswith("-")
+    if isinstance(command, click.Group) and not does_itself:
         assert words[1] in command.commands, line
         command = command.commands[words[1]]
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}

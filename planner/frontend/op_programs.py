@@ -191,11 +191,12 @@ def _below(equation: Equation) -> tuple[int, ...]:
     bounds = []
     for at, operand in enumerate(equation.inputs):
         if isinstance(operand, Value):
-            bounds.append(_index_bound(equation, table) if at == index else 2)
+            bounds.append(index_bound(equation, table) if at == index else 2)
     return tuple(bounds)
 
 
-def _index_bound(equation: Equation, table: int) -> int:
+def index_bound(equation: Equation, table: int) -> int:
+    """What the indices of a gather or scatter stay below; `table` is the position of what they index."""
     numbers = equation.params["dimension_numbers"]
     dims = getattr(numbers, "start_index_map", None) or getattr(numbers, "scatter_dims_to_operand_dims", ())
     shape = equation.inputs[table].aval.shape

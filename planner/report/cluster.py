@@ -1,6 +1,7 @@
 """A cluster as text tables and as plain data: groups, fabrics, links, totals."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -8,6 +9,9 @@ from costmodel.cluster import Cluster, DeviceGroup
 from costmodel.units import format_bytes, format_rate, format_seconds
 from planner.planfile.fingerprint import cluster_fingerprint, short_fingerprint
 from planner.report.table import format_table
+
+if TYPE_CHECKING:
+    from profiles.node_types import NodeType
 
 
 def describe_cluster(cluster: Cluster) -> dict[str, Any]:
@@ -110,3 +114,24 @@ def _overrides(group: DeviceGroup) -> list[str]:
         for node, factor in overrides.slow_links.items()
     )
     return [*lines, *slow]
+
+
+def describe_node_types(nodes: "Mapping[str, NodeType]") -> list[dict[str, Any]]:
+    """Every node type as plain data."""
+    return [msgspec.to_builtins(node) for node in nodes.values()]
+
+
+def render_node_types(nodes: "Mapping[str, NodeType]") -> str:
+    """A table of node types, ending in a newline."""
+    rows = [
+        (
+            node.name,
+            f"{node.devices_per_node} x {node.device}",
+            ", ".join(f"{tier.span}: {format_rate(tier.bandwidth_bytes_per_s, 'B/s')}" for tier in node.intra),
+            "-" if node.inter is None else format_rate(node.inter.bandwidth_bytes_per_s, "B/s"),
+            "-" if node.inter is None else str(node.inter.nics),
+        )
+        for node in nodes.values()
+    ]
+    table = format_table(("node", "devices", "links inside, by span", "out of it", "NICs"), rows, right=(3, 4))
+    return f"{table}\n\nBandwidths are per direction: inside per device, out of it per node. --json has sources.\n"

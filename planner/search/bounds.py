@@ -1,6 +1,7 @@
 """The certificate of a plan: a bound for the declared space, a bound for any space, and what the space is.
 
-* B1  hardware: FLOPs of a step over what all devices achieve together, in the fastest dtype that the model has.
+* B1  hardware: FLOPs of a step over what all devices achieve together, in the fastest dtype that the model has, or in
+  the measured block that is furthest above its prices.
 * B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on
   one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together
   run at best at the sum of their rates, whatever blocks each takes:
@@ -43,7 +44,9 @@ def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
         for dtype in dtypes:
             rates.append(peak_flops_per_s(dtype, kind, is_matmul=True).value * kind.matmul_efficiency)
             rates.append(peak_flops_per_s(dtype, kind, is_matmul=False).value)
-        highest[name] = max(rates)
+        scales = facts.block_scales_of(graph).values()
+        least = min((min(scale.forward, scale.backward) for scale in scales), default=1.0)
+        highest[name] = max(rates) / min(1.0, least)
     rate = sum(highest[device.kind.name] / device.slowdown for device in request.cluster.devices)
     return graph.step_flops * (request.global_batch / graph.microbatch) / rate
 

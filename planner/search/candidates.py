@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from costmodel.block_times import BlockScale, BlockScales, BlockTimes, block_scales, carried_scales
 from costmodel.cluster import Cluster, Device, DeviceGroup
 from costmodel.collective_lines import CollectiveLines
 from costmodel.collectives import AxisLink, axis_links
@@ -37,6 +38,7 @@ class Facts:
 
     Attributes:
         measured: the model at the microbatch size at which its ops were measured, if they were.
+        blocks: measured blocks, by class; measured_blocks: the model at the size at which most of them were measured.
     """
 
     kind: DeviceKind
@@ -44,6 +46,9 @@ class Facts:
     collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
     copy_lines: CopyLines = field(default_factory=dict)
     measured: ModelGraph | None = None
+    blocks: BlockTimes = field(default_factory=dict)
+    measured_blocks: ModelGraph | None = None
+    _scales: dict[int, BlockScales] = field(default_factory=dict, init=False, repr=False, compare=False)
     _scaled: dict[int, Mapping[str, MeasuredOp]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def op_times_of(self, graph: ModelGraph) -> Mapping[str, MeasuredOp]:
@@ -53,6 +58,21 @@ class Facts:
         if graph.microbatch not in self._scaled:
             self._scaled[graph.microbatch] = scaled_op_times(self.op_times, self.measured, graph)
         return self._scaled[graph.microbatch]
+
+    def block_scales_of(self, graph: ModelGraph) -> BlockScales:
+        """What measured blocks multiply the prices of a graph's ops by; of blocks measured at its own microbatch size,
+        else carried over from the other."""
+        if not self.blocks:
+            return {}
+        if graph.microbatch not in self._scales:
+            scales: dict[str, BlockScale] = {}
+            if self.measured_blocks is not None:
+                there = self.measured_blocks
+                own = block_scales(self.blocks, there, self.kind, self.op_times_of(there))
+                scales |= carried_scales(own, there, graph)
+            scales |= block_scales(self.blocks, graph, self.kind, self.op_times_of(graph))
+            self._scales[graph.microbatch] = scales
+        return self._scales[graph.microbatch]
 
 
 def meshes(devices: int, per_node: int) -> Iterator[Mesh]:
@@ -155,7 +175,8 @@ class Candidates:
                 collective_lines=facts.collective_lines,
                 slowdown=slowdown,
             )
-            self._spaces[key] = ModelSpace(graph=self.graph_of(microbatch), pricing=pricing)
+            graph = self.graph_of(microbatch)
+            self._spaces[key] = ModelSpace(graph=graph, pricing=pricing, scales=facts.block_scales_of(graph))
         return self._spaces[key]
 
     def on_devices(self, decision: Decision, pool: DeviceGroup, devices: Sequence[Device]) -> Decision:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from costmodel.block_times import weight_share
 from costmodel.sharding import Spec, operand_spec, result_spec, split_factor
 from planner.space.backward import kept_bytes
 from planner.space.groups import Group, GroupStrategy
@@ -28,20 +29,15 @@ def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> t
 def weight_seconds(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:
     """Seconds of a group's backward ops on one device that only weight gradients need, an action W of their own where a
     schedule splits backwards.
-
-    An op that has a cotangent to make for a parameter (or for what is made of parameters alone) and one for an
-    activation spends half on each, as a matrix product does; one with parameters alone spends all on them.
     """
     tensors = space.graph.classes[node.class_key].tensors
     derived = space.derived[node.class_key]
     total = 0.0
     for op, strategy in zip(node.group.ops, option.ops, strict=True):
-        moving = [n for n in op.inputs if n and tensors[n].needs_grad]
-        weights = [n for n in moving if tensors[n].role == "param" or n in derived]
-        if weights:
-            share = 1.0 if len(weights) == len(moving) else 0.5
+        if share := weight_share(op, tensors, derived):
             total += share * space.op_cost(node.class_key, op, strategy).backward_s
-    return total
+    scale = space.scales.get(node.class_key)
+    return total if scale is None else total * scale.weight
 
 
 def sharers_of(space: "ModelSpace", key: str) -> Counter[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
+from costmodel.block_times import BlockScales
 from costmodel.estimator import OpCost, Pricing
 from costmodel.graph import ModelGraph, Op, Source, Tensor, derived_from_parameters
 from costmodel.sharding import PARTIAL, REPLICATED, Spec, Strategy, divides
@@ -34,10 +35,15 @@ SMALL = 1e-3  # share of the model's parameters below which one is kept whole
 
 @dataclass(kw_only=True)
 class ModelSpace:
-    """Nodes and edges of one model on one mesh. Build once, then `problem(setting)` for each setting."""
+    """Nodes and edges of one model on one mesh. Build once, then `problem(setting)` for each setting.
+
+    Args:
+        scales: of the classes whose blocks were measured, what the prices of their ops are multiplied by.
+    """
 
     graph: ModelGraph
     pricing: Pricing
+    scales: BlockScales = field(default_factory=dict)
     nodes: list[AnyNode] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -93,7 +99,9 @@ class ModelSpace:
         known = key, op.name, strategy
         if known not in self._op_costs:
             tensors, traffic = self.graph.classes[key].tensors, self.traffic[key]
-            self._op_costs[known] = self.pricing.op(op, strategy, tensors, traffic)
+            cost = self.pricing.op(op, strategy, tensors, traffic)
+            scale = self.scales.get(key)
+            self._op_costs[known] = cost if scale is None else scale.apply(cost, whole=not self.mesh)
         return self._op_costs[known]
 
     @property

@@ -1,4 +1,4 @@
-"""`meshplan run`, `plan` and `profile`: what the commands do around planning and execution, which are replaced here."""
+"""`meshplan run` and `plan`: what the commands do around planning and execution, which are replaced here."""
 
 import dataclasses
 import json
@@ -23,9 +23,6 @@ from planner.lowering.verify import GroupReport, Verification
 from planner.plan_files import read_plan, write_plan
 from planner.planfile.codec import encode
 from planner.planfile.schema import Finding
-from profiles.schema import CollectiveLine, CopyLine, Fit, Gap, Profile, Rates
-from profiles.store import decode_profile, read_profile
-from tests.golden_files import check_golden
 from tests.models.tiny import TINY
 from tests.plans import tiny_cluster, tiny_plan
 
@@ -294,40 +291,3 @@ def test_validate_with_model(call, fake):
     fake.record = replace(fake.record, fingerprint="sha256:x")
     done = call("validate", "good.plan.json", "--cluster", "mixed.toml", "--model", "tiny")
     assert done.code == 1 and "MP630" in done.out and fake.spec == ("tiny", 128)
-
-
-def test_profile_command(call, fake, monkeypatch, tmp_path):
-    seen = {}
-    profile = Profile(
-        device_kind="x1",
-        jax_device_kind="cpu",
-        platform="cpu",
-        devices=2,
-        measured_at="2026-01-01T00:00:00+00:00",
-        usable_memory_bytes=1 << 30,
-        rates=Rates(matmul_flops_per_s={"float32": Fit(value=5e10, error=0.05, samples=4)}, launch_s=Fit(value=1e-6)),
-        collective_lines=(CollectiveLine(kind="all_reduce", size=2, stride=1, fixed_s=1e-5, s_per_byte=1e-9),),
-        copy_lines=(CopyLine(route="device_to_device", lanes=1, fixed_s=1e-5, s_per_byte=1e-9),),
-        gaps=(Gap(what="op dot", cause="out of time"),),
-    )
-
-    def profile_devices(*, devices, budget_s, progress, programs=()):
-        seen.update(devices=devices, budget_s=budget_s, programs=programs)
-        progress("matmul", 0, 3)
-        return profile
-
-    collect = types.ModuleType("profiles.collect")
-    collect.profile_devices = profile_devices
-    monkeypatch.setitem(sys.modules, "profiles.collect", collect)
-    args = ("--devices", "2", "--out", "x.profile.json", "--budget", "1.5m", "--model", "tiny", "--microbatch", "4")
-    done = call("profile", *args, "--microbatch", "2")
-    assert done.code == 0 and done.err == "matmul (3) ...\nwrote x.profile.json\n"
-    programs = seen.pop("programs")
-    assert seen == {"devices": 2, "budget_s": 90.0}
-    assert any(program.key.startswith("dot_general") and not program.problem for program in programs)
-    assert read_profile("x.profile.json") == profile
-    check_golden("profile.txt", done.out)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    done = call("profile", "--json")
-    assert decode_profile(done.out.encode()) == profile and seen["programs"] == () and seen["budget_s"] == 120
-    assert read_profile(tmp_path / "cache" / "meshplan" / "profiles" / "x1.profile.json") == profile

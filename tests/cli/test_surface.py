@@ -14,6 +14,8 @@ def walk(group, prefix=""):
         command = group.get_command(context, name)
         path = f"{prefix}{name}"
         if isinstance(command, click.Group):
+            if command.invoke_without_command:
+                yield path, command
             yield from walk(command, f"{path} ")
         else:
             yield path, command

@@ -13,6 +13,7 @@ KINDS = load_catalogue()
 def test_the_kinds_that_people_have_are_there():
     named = """
         P100-SXM2-16GB V100-SXM2-16GB V100-SXM2-32GB V100-PCIe-16GB T4 A10G A10 L4 L40S RTX-3090 RTX-4090 RTX-A6000
+        A40 A800-SXM4-80GB H800-SXM5-80GB H20-SXM5-96GB RTX-5090 RTX-6000-Ada RTX-2080-Ti Titan-RTX
         A100-SXM4-40GB A100-SXM4-80GB A100-PCIe-40GB A100-PCIe-80GB H100-SXM5-80GB H100-PCIe-80GB H200-SXM-141GB
         GH200-96GB B200-SXM GB200 B300-SXM GB300 MI250X-GCD MI300X MI325X MI355X TPU-v4 TPU-v5e TPU-v5p TPU-v6e
         TPU7x-core cpu
@@ -41,7 +42,7 @@ def test_rates_are_in_a_plausible_relation(name):
     peaks = kind.peak_flops_per_s
     assert peaks["bfloat16"] >= peaks["float32"]
     assert peaks.get("float8", peaks["bfloat16"]) >= peaks["bfloat16"]
-    assert 50 < peaks["bfloat16"] / kind.memory_bandwidth_bytes_per_s < 800
+    assert 30 < peaks["bfloat16"] / kind.memory_bandwidth_bytes_per_s < 800
 
 
 def test_some_facts_against_their_datasheets():

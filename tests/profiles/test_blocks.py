@@ -1,0 +1,148 @@
+"""Block classes of a model as programs: what they compute is what the model computes, and their times add up."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import export
+
+from planner import TrainingTask
+from planner.frontend.block_programs import block_programs, evaluate
+from planner.frontend.capture import capture
+from profiles.blockbench import BlockProgram, time_block
+from profiles.collect import profile_devices
+from profiles.device_loop import DeviceLoop
+from profiles.jobs import Job, block_jobs, rate_jobs
+from profiles.records import Record
+from profiles.runner import LocalRunner
+from profiles.timing import MeasurementError
+from tests.models.tiny import TINY
+
+
+def call(artefact: bytes | None, given: list[Any]) -> list[Any]:
+    assert artefact is not None
+    return export.deserialize(bytearray(artefact)).call(*given)
+
+
+def arrays(artefact: bytes, below: int) -> list[Any]:
+    source = np.random.default_rng(0)
+    found = []
+    for aval in export.deserialize(bytearray(artefact)).in_avals:
+        whole = jnp.issubdtype(aval.dtype, jnp.inexact) is False
+        values = source.integers(0, below, aval.shape) if whole else source.normal(size=aval.shape)
+        found.append(jnp.asarray(values, aval.dtype))
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt-dropout", "t5", "moe"])
+def test_every_class_exports_and_its_passes_are_those_of_jax(name: str) -> None:
+    captured = capture(TINY[name](dtype="float32"), 4)
+    programs = block_programs(captured)
+    assert [(one.problem, one.update_problem) for one in programs] == [("", "")] * len(captured.classes)
+    assert {one.block_class for one in programs} == set(captured.classes)
+    assert sum(one.count for one in programs) == len(captured.blocks)
+    program = next(one for one in programs if one.backward_activations not in (None, one.backward))
+    cls = captured.classes[program.block_class].program
+    given = arrays(program.forward, program.below)
+    tensors = [captured.classes[program.block_class].tensors[v.name] for v in cls.inputs]
+    moving = [i for i, (v, t) in enumerate(zip(cls.inputs, tensors)) if t.needs_grad and _floats(v.aval.dtype)]
+
+    def inexact(*moved: Any) -> list[Any]:
+        inputs = list(given)
+        for at, array in zip(moving, moved, strict=True):
+            inputs[at] = array
+        return [one for one in evaluate(cls, inputs) if _floats(one.dtype)]
+
+    results = call(program.forward, given)
+    direct, pull = jax.vjp(jax.jit(inexact), *[given[at] for at in moving])
+    mine = [one for one in results[: len(cls.outputs)] if _floats(one.dtype)]
+    for one, other in zip(mine, direct, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3)
+
+    cotangents = [jnp.full(one.shape, 0.5, one.dtype) for one in direct]
+    taken = _taken(program, len(results) - len(cls.outputs), len(cotangents))
+    arguments = [*_inputs_read(program, given, taken), *results[len(cls.outputs) :], *cotangents]
+    gradients = call(program.backward, arguments)
+    wanted = list(pull(cotangents))
+    assert len(gradients) == len(wanted)
+    for one, other in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=5e-3, atol=5e-3)
+    activations = [i for i, at in enumerate(moving) if tensors[at].role != "param"]
+    for one, at in zip(call(program.backward_activations, arguments), activations, strict=True):
+        np.testing.assert_allclose(one, wanted[at], rtol=5e-3, atol=5e-3)
+
+
+def _floats(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _taken(program: BlockProgram, kept: int, cotangents: int) -> int:
+    assert program.backward is not None
+    return len(export.deserialize(bytearray(program.backward)).in_avals) - kept - cotangents
+
+
+def _inputs_read(program: BlockProgram, given: list[Any], count: int) -> list[Any]:
+    """The block's inputs that its backward pass reads again stand first, in the order of the inputs."""
+    assert program.taken is not None and len(program.taken) == count
+    return [given[at] for at in program.taken]
+
+
+def small_task() -> TrainingTask:
+    """Two products: few and short programs."""
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.tanh(jnp.tanh(batch["x"] @ params["w"]) @ params["v"]))
+
+    params = {"w": jax.ShapeDtypeStruct((16, 32), jnp.float32), "v": jax.ShapeDtypeStruct((32, 8), jnp.float32)}
+    batch = {"x": jax.ShapeDtypeStruct((4, 16), jnp.float32)}
+    return TrainingTask(loss_fn=loss_fn, params=params, batch=batch, optimizer=optax.adamw(1e-3))
+
+
+def test_what_is_kept_does_not_count_parameters() -> None:
+    task = small_task()
+    programs = block_programs(capture(task, 4))
+    x, h, y = 4 * 16 * 4, 4 * 32 * 4, 4 * 8 * 4
+    assert x + h + y <= sum(program.saved_bytes for program in programs) <= x + 3 * h + 3 * y
+    assert programs[0].backward is not None and programs[0].backward_activations is None
+    states = [len(export.deserialize(bytearray(one.update)).in_avals) for one in programs if one.update is not None]
+    trained = sum(len([t for t in (one.update,) if t]) for one in programs)
+    assert sum(states) == 2 * (1 + 1 + 2) + trained, "values, gradients and two moments of both, and a count each"
+
+
+class OnlyBlocks(LocalRunner):
+    """Leaves out what is measured between the first product and blocks."""
+
+    def run(self, job: Job, runs_s: float) -> Record:
+        if job.part != "blocks" and job.key != rate_jobs("cpu")[0].key:
+            raise MeasurementError("left out")
+        return super().run(job, runs_s)
+
+
+def test_blocks_are_timed_into_the_profile_and_one_that_fails_is_a_gap() -> None:
+    programs = block_programs(capture(small_task(), 2))
+    whole = next(one for one in programs if one.backward_activations is not None and one.update is not None)
+    bad = BlockProgram(block_class="bad", microbatch=2, problem="not exported: TypeError: no")
+    half = BlockProgram(block_class="half", microbatch=2, forward=programs[0].forward, update_problem="not exported: x")
+    profile = profile_devices(budget_s=30.0, programs=(bad, whole, half), runner=OnlyBlocks(1))
+    assert {one.block_class for one in profile.blocks} == {whole.block_class, "half"}
+    block = next(one for one in profile.blocks if one.block_class == whole.block_class)
+    assert block.mesh == (1,) and block.microbatch == 2 and min(block.forward_s, block.backward_s) > 0
+    assert block.weight_s is not None and block.gradients_s == block.backward_s + block.weight_s
+    assert block.update_s is not None and block.saved_bytes == whole.saved_bytes
+    assert block.peak_bytes is not None and block.peak_bytes > whole.saved_bytes
+    gaps = {gap.what: gap.cause for gap in profile.gaps}
+    assert gaps["block bad at microbatch 2"].endswith("not exported: TypeError: no")
+    assert gaps["update of block half at microbatch 2"] == "not exported: x"
+    (alone,) = (one for one in profile.blocks if one.block_class == "half")
+    assert (alone.update_s, alone.backward_s, alone.weight_s) == (None, 0.0, 0.0)
+
+
+def test_blocks_come_in_the_order_of_their_share_of_a_step() -> None:
+    small = BlockProgram(block_class="a", microbatch=1, flops=10.0)
+    many = BlockProgram(block_class="b", microbatch=1, flops=5.0, count=9)
+    assert [job.key for job in block_jobs([small, many])] == ["block b at microbatch 1", "block a at microbatch 1"]
+    with pytest.raises(MeasurementError, match="no way"):
+        time_block(BlockProgram(block_class="a", microbatch=1, problem="no way"), DeviceLoop(devices=()), 0.1)
