@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.exitcodes import FINDINGS, OK
+from cli.fake_devices import look_for_no_accelerator
 from cli.options import COUNT, json_option, model_option, output_option
 from cli.output import note, progress, save
 from planner.arguments import SCHEDULES
@@ -48,6 +49,8 @@ def command(
 
     Writes the plan file to -o FILE and shows one screen of it; with --json the plan document goes to stdout instead.
     """
+    if cluster is not None:
+        look_for_no_accelerator()
     import planner
     from planner.planfile.codec import encode
 
