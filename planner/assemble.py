@@ -37,7 +37,7 @@ from planner.planfile.schema import (
 )
 from planner.planfile.specs import dims_of, strategy_names, value_from_spec
 from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, held_parameters
-from planner.search.score import GroupScore, Score, _sends, tied_parameters
+from planner.search.score import GroupScore, Score, sends_of, tied_parameters
 
 
 def model_record(
@@ -254,7 +254,7 @@ def _memory(score: GroupScore) -> MemoryPlan:
 
 
 def _transfers(layout: Layout) -> tuple[Transfer, ...]:
-    sends = _sends(layout)
+    sends = sends_of(layout)
     out = []
     for s, values in enumerate(layout.crossings):
         forward, backward = crossing_bytes(layout.graph, values)

@@ -15,6 +15,7 @@ exactly, by Newton steps along critical paths.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from costmodel.schedule.local_search import sender
 from costmodel.schedule.straight import ROUNDING, StraightCosts, Word, time_words
 
 _MOST_STEPS = 60
@@ -100,10 +101,10 @@ def _delayed(costs: StraightCosts, words: Sequence[Word], link: int, delay_s: fl
             at -= 1
         elif kind == 0 and stage:
             crossings += stage - 1 == link
-            stage, at = stage - 1, positions[stage - 1][0][n]
+            stage, at = stage - 1, sender(slow, times, stage - 1, positions[stage - 1][0], 0, n, starts_s[at])
         elif kind == 1 and stage < last:
             crossings += stage == link
-            stage, at = stage + 1, positions[stage + 1][1][n]
+            stage, at = stage + 1, sender(slow, times, stage + 1, positions[stage + 1][1], 1, n, starts_s[at])
         elif kind == 1:
             at = positions[stage][0][n]
         else:
