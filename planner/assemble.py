@@ -10,6 +10,7 @@ from costmodel.op_roofline import op_dtype
 from costmodel.schedule.actions import Actor, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
 from planner.breakdown import breakdown
+from planner.plan_slack import with_slack
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
 from planner.planfile.schema import (
@@ -105,7 +106,7 @@ def assemble_plan(
         )
         for s, stage in enumerate(layout.stages)
     )
-    return Plan(
+    plan = Plan(
         schema_version=SCHEMA_VERSION,
         name=name,
         model=model,
@@ -128,6 +129,7 @@ def assemble_plan(
         versions=dict(versions),
         profile=profile,
     )
+    return with_slack(plan)
 
 
 def cluster_record(cluster: Cluster) -> ClusterRecord:
@@ -250,6 +252,7 @@ def _memory(score: GroupScore) -> MemoryPlan:
         limit_bytes=score.limit_bytes,
         in_flight=score.in_flight,
         saved_per_microbatch_bytes=math.ceil(cost.saved_bytes),
+        until_weights_bytes=math.ceil(score.until_weights_bytes),
     )
 
 
@@ -300,7 +303,8 @@ def _schedule(score: Score) -> SchedulePlan:
         name=score.layout.schedule,
         microbatches=score.layout.microbatches,
         actors=tuple(
-            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions)) for a in score.schedule.actions
+            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions), warm_up=a.warm_up)
+            for a in score.schedule.actions
         ),
     )
 

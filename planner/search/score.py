@@ -34,7 +34,7 @@ class GroupScore:
     Attributes:
         exchange_s: see `StageTimes`.
         saved_bytes: activations of all microbatches in flight.
-        until_weights_bytes: what one microbatch holds between its B and its W; 0 where the schedule has no W.
+        until_weights_bytes: what one microbatch holds between its B and its W, under a schedule that has any.
     """
 
     cost: BlockCost
@@ -238,7 +238,7 @@ def score(layout: Layout, costs: LayoutCosts | None = None) -> Score:
             exchange_s=known.exchange_s[actor.stage],
             in_flight=flying.get(actor, 0),
             saved_bytes=held.get(actor, 0.0),
-            until_weights_bytes=known.until_weights_bytes[actor] if schedule.splits_backward else 0.0,
+            until_weights_bytes=known.until_weights_bytes[actor],
             buffers_bytes=known.buffer_bytes[actor],
             update_peak_bytes=known.update_peak_bytes[actor],
             reserve_bytes=kind.reserve_bytes,
