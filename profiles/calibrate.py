@@ -71,6 +71,7 @@ def calibrate(
     *,
     fewest: int = FEWEST,
     evaluations: int = 40,
+    depends: NDArray[np.bool_] | None = None,
 ) -> Calibration:
     """Fits constants to measured times.
 
@@ -78,6 +79,8 @@ def calibrate(
         predict: predicted seconds of every measurement under constants by name.
         measured_s: seconds.
         fewest: measurements that are needed.
+        depends: [measurement, constant] whether one depends on the other, where many do not: constants without a
+            measurement in common are then varied together.
 
     Raises:
         InputError: MP186 too few measurements, or one that is no positive number.
@@ -106,5 +109,8 @@ def calibrate(
         return np.concatenate([soft, (x - prior) / spread])
 
     start = np.clip(prior, low + 1e-9, high - 1e-9)
-    found = least_squares(cost, start, bounds=(low, high), max_nfev=evaluations, x_scale=np.maximum(spread, 1e-3))
+    pattern = None if depends is None else np.vstack([depends, np.eye(len(names), dtype=bool)]).astype(int)
+    found = least_squares(
+        cost, start, bounds=(low, high), max_nfev=evaluations, x_scale=np.maximum(spread, 1e-3), jac_sparsity=pattern
+    )
     return Calibration(dict(zip(names, np.exp(found.x).tolist(), strict=True)), errors(found.x))

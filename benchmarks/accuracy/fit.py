@@ -80,8 +80,17 @@ def fit(
     """Constants fitted to cases that have a measured time."""
     kinds = {one.of: device_kind(one.of) for one in free if one.of not in stacks}
 
+    constants = named(free)
+    depends = np.array([[_depends(case, constant.name) for constant in constants] for case in cases])
+
     def predict(values: Mapping[str, float]) -> np.ndarray:
         own_kinds, own_stacks = bind(values, kinds, stacks)
         return np.array([predictor.step(c, own_kinds, own_stacks[c.stack]).step_s for c in cases])
 
-    return calibrate(named(free), predict, [c.measured_s or 0.0 for c in cases], evaluations=evaluations)
+    return calibrate(constants, predict, [c.measured_s or 0.0 for c in cases], evaluations=evaluations, depends=depends)
+
+
+def _depends(case: Case, constant: str) -> bool:
+    owner = constant.rsplit(".", 1)[0]
+    devices = {fabric.device for fabric, _ in case.fabrics}
+    return owner in (case.stack, EPOCHS.get(case.stack), *devices, *(ALIKE.get(device) for device in devices))

@@ -20,7 +20,7 @@ from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
 from planner.strategy.stages import held
 from planner.strategy.strategy import Strategy
-from planner.strategy.work import Work
+from planner.strategy.work import Leaf, Work
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -150,7 +150,7 @@ def _stage_time(
         weights += elements * (stack.weight_bytes or facts.itemsize)
         if not facts.trained:
             continue
-        itemsize = _ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else facts.gradient_itemsize
+        itemsize = _gradient_itemsize(leaf, strategy)
         gradients += elements * itemsize
         starts += 1.0
         share = elements / (strategy.dp if strategy.zero else 1)
@@ -188,6 +188,10 @@ def _stage_time(
     return StageTime(forward, backward, comm, send_s, gather_s, reduce_s, exposed_s, update_s)
 
 
+def _gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:
+    return _ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else leaf.facts.gradient_itemsize
+
+
 def _window_s(backward_s: float, strategy: Strategy) -> float:
     """Backward time during which a stage's gradients are already there, part by part.
 
@@ -210,5 +214,5 @@ def _tied_s(
     for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
         elsewhere = any(key not in blocks for key in leaf.readers)
         if not leaf.layered and elsewhere and leaf.facts.trained:
-            size += elements * leaf.facts.gradient_itemsize
+            size += elements * _gradient_itemsize(leaf, strategy)
     return link.start_s + size / link.bandwidth_bytes_per_s if size else 0.0
