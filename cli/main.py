@@ -16,6 +16,7 @@ from costmodel.errors import PlanError
 
 COMMANDS = {
     "plan": ("cli.plan", "Search the best plan of a model for a cluster."),
+    "estimate": ("cli.estimate", "What a given configuration would take: step time, memory, throughput."),
     "explain": ("cli.explain", "Show what a plan does, what it costs and how good it is proven to be."),
     "simulate": ("cli.simulate", "Simulate a plan's step: timeline, memory, what if something is slow or fails."),
     "validate": ("cli.validate", "Check plans against clusters, without devices."),

@@ -5,7 +5,7 @@ are per node. `parse_cluster` turns a document into a checked `Cluster`; `profil
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -118,6 +118,13 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slow_links: dict[str, float] = {}
 
 
+@lru_cache(maxsize=256)
+def _slots(nodes: int, devices_per_node: int, missing: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    gone = set(missing)
+    every = ((node, index) for node in range(nodes) for index in range(devices_per_node))
+    return tuple(slot for slot in every if not gone or f"{slot[0]}/{slot[1]}" not in gone)
+
+
 class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Equal nodes of equal devices.
 
@@ -142,14 +149,12 @@ class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overrides: Overrides = Overrides()
 
     def __hash__(self) -> int:
-        return hash((self.name, self.nodes, self.devices_per_node))
+        return hash((self.name, self.nodes, self.devices_per_node, self.intra, self.inter))
 
     @cached_property
     def slots(self) -> tuple[tuple[int, int], ...]:
         """(node, index) of every device that is there, in order."""
-        gone = set(self.overrides.missing)
-        every = ((node, index) for node in range(self.nodes) for index in range(self.devices_per_node))
-        return tuple(slot for slot in every if f"{slot[0]}/{slot[1]}" not in gone)
+        return _slots(self.nodes, self.devices_per_node, self.overrides.missing)
 
     @property
     def device_count(self) -> int:

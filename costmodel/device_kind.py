@@ -38,6 +38,9 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         memory_bandwidth_bytes_per_s: peak rate between device memory and the chip.
         reserve_bytes: part of `memory_bytes` that programs cannot use: context, collective buffers, fragmentation.
         matmul_efficiency: achieved share of the peak in large matrix products.
+        matmul_half_depth, matmul_half_area: depth k, and number of elements of its results, at which a product achieves
+            half of that (`costmodel.kernels`, R2); 0 where its shape does not matter.
+        misaligned_efficiency: the share of that again in 16-bit products whose k or n is no multiple of 8.
         bandwidth_efficiency: achieved share of the memory bandwidth in large memory-bound ops.
         launch_s: shortest time of any op (launch, scheduling).
         link_bandwidth_bytes_per_s: device-to-device fabric (NVLink, ICI, Infinity Fabric), per device and direction.
@@ -57,6 +60,9 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     vendor: str = "unknown"
     reserve_bytes: int = 0
     matmul_efficiency: float = 0.7
+    matmul_half_depth: float = 0.0
+    matmul_half_area: float = 0.0
+    misaligned_efficiency: float = 1.0
     bandwidth_efficiency: float = 0.8
     launch_s: float = 4e-6
     link_bandwidth_bytes_per_s: float | None = None
@@ -110,6 +116,9 @@ def check_device_kind(kind: DeviceKind, path: str, code: str = "MP133") -> None:
         raise InputError(code, f"{path}.reserve_bytes leaves no usable memory: {got}", "lower the reserve")
     require_number(kind.matmul_efficiency, f"{path}.matmul_efficiency", code, most=1)
     require_number(kind.bandwidth_efficiency, f"{path}.bandwidth_efficiency", code, most=1)
+    require_number(kind.matmul_half_depth, f"{path}.matmul_half_depth", code, least=0)
+    require_number(kind.matmul_half_area, f"{path}.matmul_half_area", code, least=0)
+    require_number(kind.misaligned_efficiency, f"{path}.misaligned_efficiency", code, most=1)
     require_number(kind.launch_s, f"{path}.launch_s", code, least=0)
     for field in ("link_bandwidth_bytes_per_s", "link_span", "host_bandwidth_bytes_per_s"):
         if (value := getattr(kind, field)) is not None:

@@ -1,8 +1,8 @@
 """The single entry point of prices: what an op under a strategy and a cast cost on a mesh of one device kind.
 
 Everything that is scored (plans, baselines, a user's strategy) is scored here. An op's time comes from the profile
-where it has the op's shape, else from the roofline of its local shard (`op_roofline.py`) with the bytes that it moves
-there (`traffic.py`).
+where it has the op's shape, else from the kernels of its local shard (`kernels.py`) with the bytes that it moves there
+(`traffic.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Op, Tensor
-from costmodel.op_roofline import backward_s, forward_s, op_dtype, provenance
+from costmodel.kernels import Kernel, backward_kernels, forward_kernels, kernel_s, op_dtype, provenance
 from costmodel.provenance import Provenance
 from costmodel.resharding import CastTable
 from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction
@@ -82,16 +82,26 @@ class Pricing:
             return OpCost(ahead_s * self.slowdown + reduce_s, back_s * self.slowdown, measured.provenance)
         if op.work == "view":
             return OpCost(reduce_s, 0.0)
-        dtype = op_dtype(op, tensors)
-        launch_s = self.kind.launch_s if not op.fuses else 0.0
-        ahead_s = forward_s(op, dtype, self.kind, share, sum(traffic.of(op, strategy, self.mesh)), launch_s)
-        back_s = 0.0
-        if has_backward(op, tensors):
-            moved = traffic.backward(op, strategy, self.mesh)
-            if any(touch.by_index for touch in op.touches):
-                launch_s = self.kind.launch_s
-            back_s = backward_s(op, dtype, self.kind, share, moved, launch_s)
-        return OpCost(ahead_s * self.slowdown + reduce_s, back_s * self.slowdown, self._provenance(op, dtype))
+        ahead, back = self.kernels(op, strategy, tensors, traffic)
+        ahead_s, back_s = (sum(kernel_s(kernel, self.kind) for kernel in run) for run in (ahead, back))
+        provenance = self._provenance(op, op_dtype(op, tensors))
+        return OpCost(ahead_s * self.slowdown + reduce_s, back_s * self.slowdown, provenance)
+
+    def kernels(
+        self, op: Op, strategy: Strategy, tensors: Mapping[str, Tensor], traffic: Traffic
+    ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+        """What an op runs on one device under a strategy, forward and backward."""
+        if op.work == "view":
+            return (), ()
+        share, dtype = local_fraction(op, strategy, self.mesh), op_dtype(op, tensors)
+        moved = sum(traffic.of(op, strategy, self.mesh))
+        ahead = forward_kernels(op, dtype, self.kind, share, moved, strategy, self.mesh)
+        if not has_backward(op, tensors):
+            return ahead, ()
+        moved = traffic.backward(op, strategy, self.mesh)
+        by_index = any(touch.by_index for touch in op.touches)
+        back = backward_kernels(op, dtype, self.kind, share, moved, strategy, self.mesh, tensors, launched=by_index)
+        return ahead, back
 
     def _provenance(self, op: Op, dtype: str) -> Provenance:
         """How far the roofline of an op can be trusted; few kinds of work differ in it."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner import models
     from planner.api import capture_record, compile_plan, load_task, plan, reference
+    from planner.estimating import Estimate, Estimator, estimate
     from planner.frontend.task import TrainingTask
     from planner.plan_files import read_plan as load_plan
     from planner.plan_files import write_plan as save_plan
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from profiles.cluster_files import load_cluster
 
 __all__ = [
+    "Estimate",
+    "Estimator",
     "Plan",
     "TrainingTask",
     "capture_record",
     "compile_plan",
+    "estimate",
     "explain",
     "load_cluster",
     "load_plan",
@@ -44,6 +48,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Estimate": ("planner.estimating", "Estimate"),
+    "Estimator": ("planner.estimating", "Estimator"),
+    "estimate": ("planner.estimating", "estimate"),
     "Plan": ("planner.planfile.schema", "Plan"),
     "TrainingTask": ("planner.frontend.task", "TrainingTask"),
     "capture_record": ("planner.api", "capture_record"),

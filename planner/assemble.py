@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from costmodel.cluster import Cluster
 from costmodel.compute import peak_flops_per_s
 from costmodel.graph import ModelGraph, Parameter, Tensor, matmul_flops
-from costmodel.op_roofline import op_dtype
+from costmodel.kernels import op_dtype
 from costmodel.schedule.actions import Actor, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
 from planner.breakdown import breakdown

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import BlockClass, ModelGraph, Op
-from costmodel.op_roofline import forward_s, op_dtype
+from costmodel.kernels import forward_kernels, kernel_s, op_dtype
 from costmodel.traffic import Traffic
 from profiles.schema import BlockTime, Profile
 
@@ -91,4 +91,4 @@ def whole_blocks(profile: Profile, microbatch: int) -> tuple[BlockTime, ...]:
 def _alone_s(op: Op, cls: BlockClass, kind: DeviceKind) -> float:
     """Seconds of an op that shares no traffic with its neighbours."""
     moved = Traffic(cls.tensors, frozenset()).alone(op, (), ())
-    return forward_s(op, op_dtype(op, cls.tensors), kind, 1.0, moved, kind.launch_s)
+    return sum(kernel_s(one, kind) for one in forward_kernels(op, op_dtype(op, cls.tensors), kind, 1.0, moved, (), ()))

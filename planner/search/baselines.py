@@ -13,7 +13,7 @@ written here, without the planner's rules of choice; spaces, prices and scores a
 import bisect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,11 +21,12 @@ import numpy as np
 from costmodel.cluster import Cluster, DeviceGroup
 from costmodel.errors import PlanError
 from costmodel.graph import ModelGraph
-from costmodel.sharding import REPLICATED, Spec, major_factor
+from costmodel.sharding import REPLICATED, Spec
 from planner.search.candidates import Candidates, Facts, Mesh, Restrict
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.problem import IntraOpProblem
 from planner.search.score import Score
+from planner.space.dims import batch_dims
 from planner.space.model_space import BatchNode, GroupNode, ModelSpace, ParameterNode
 from planner.space.parameters import Storage
 
@@ -54,35 +55,6 @@ class Baseline:
     description: str
     score: Score | None
     reason: str = ""
-
-
-def batch_dims(graph: ModelGraph) -> dict[str, dict[str, frozenset[int]]]:
-    """Block class -> tensor -> dims that examples lie along."""
-    values: dict[str, frozenset[int]] = {
-        n: frozenset() if d is None else frozenset({d}) for n, d in graph.batch_dims.items()
-    }
-    found: dict[str, dict[str, frozenset[int]]] = {}
-    for block in graph.blocks:
-        cls = graph.classes[block.class_key]
-        dims: dict[str, frozenset[int]] = {}
-        for name, source in zip(cls.inputs, block.inputs, strict=True):
-            own = values.get(source.value, frozenset())
-            dims[name] = own if source.index is None else frozenset(d - 1 for d in own if d > 0)
-        for op in cls.ops:
-            loops = {
-                major_factor(op, tensor, d)
-                for name, tensor in zip(op.inputs, op.in_dims, strict=True)
-                for d in dims.get(name, frozenset())
-            }
-            for name, tensor in zip(op.outputs, op.out_dims, strict=True):
-                dims[name] = frozenset(d for d in range(len(tensor)) if major_factor(op, tensor, d) in loops - {-1})
-        for name, source in zip(cls.outputs, block.outputs, strict=True):
-            own = dims.get(name, frozenset())
-            values[source.value] = own if source.index is None else frozenset(d + 1 for d in own)
-        known = found.setdefault(block.class_key, {})
-        for name, own in dims.items():
-            known[name] = known.get(name, frozenset()) | own
-    return found
 
 
 def _restriction(batch_axes: tuple[int, ...], allowed: Allowed) -> Restrict:
@@ -138,13 +110,15 @@ def _split_over_all(space: ModelSpace, node: ParameterNode, storage: Storage) ->
     return storage.value == storage.gradient == storage.optimizer == (best,) * len(space.mesh)
 
 
+def split_dim(name: str, shape: Sequence[int]) -> int | None:
+    """The dim of a (layer's) parameter that tensor parallelism splits by the table; None where it is not listed."""
+    dim = next((d for pattern, d in SPLITS if re.search(pattern, name)), None)
+    return dim % len(shape) if dim is not None and shape else None
+
+
 def _megatron_storage(space: ModelSpace, node: ParameterNode, storage: Storage) -> bool:
-    dim = next((d for pattern, d in SPLITS if re.search(pattern, node.names[0])), None)
-    want = REPLICATED
-    if dim is not None:
-        dim = dim % len(node.tensor.shape) if node.tensor.shape else 0
-        if node.tensor.shape[dim] % space.mesh[-1] == 0:
-            want = dim
+    dim = split_dim(node.names[0], node.tensor.shape)
+    want = dim if dim is not None and node.tensor.shape[dim] % space.mesh[-1] == 0 else REPLICATED
     return storage.value == storage.gradient == storage.optimizer == (*(REPLICATED,) * (len(space.mesh) - 1), want)
 
 

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from costmodel.graph import Tensor
-from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, Strategy, cast, internal_reductions, split_factor
+from costmodel.sharding import (
+    PARTIAL,
+    REPLICATED,
+    VARYING,
+    Spec,
+    Strategy,
+    cast,
+    internal_reductions,
+    local_fraction,
+    split_factor,
+)
 from planner.space.accumulation import accumulate_s
 from planner.space.backward import gives_cotangent, is_layered, own_name, runs_again, takes_again
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group, weight_seconds
@@ -32,6 +42,25 @@ from planner.space.setting import Setting
 Collective = tuple[str, str, int]  # phase (forward, backward, once), kind, axis
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Collectives of one kind on one axis that a block runs in a phase: seconds are ``starts * fixed + bytes * slope``
+    of the axis's line, and linear in both.
+
+    Attributes:
+        moved_bytes: of all of them together, as `costmodel.collectives.collective_time_s` counts them.
+        weight: whether only weight gradients need it. A stored parameter's own gathers are `gathers`.
+    """
+
+    phase: str
+    kind: str
+    axis: int
+    moved_bytes: float
+    starts: float
+    weight: bool = False
+    gathers: bool = False
+
+
 @dataclass(kw_only=True)
 class BlockCost:
     """What one block of a class costs on one device of the group. Seconds per microbatch unless said otherwise.
@@ -44,6 +73,7 @@ class BlockCost:
         update_s: optimizer update, once a step.
         collectives: phase, kind and axis -> count per microbatch.
         arising_bytes: a microbatch's gradient, beside the accumulator. inputs_bytes: batch and carried state.
+        moves: the collectives behind the seconds of casts and gradients.
         run_cast_s, run_collectives: of forward casts that a scan does once for all its layers, as JAX hoists what does
             not change from layer to layer. Each layer's share is part of `forward_cast_s`, not of `collectives`.
     """
@@ -63,6 +93,7 @@ class BlockCost:
     saved_bytes: float = 0.0
     transient_bytes: float = 0.0
     collectives: Counter[Collective] = field(default_factory=Counter)
+    moves: list[Move] = field(default_factory=list)
     run_cast_s: float = 0.0
     run_collectives: Counter[Collective] = field(default_factory=Counter)
 
@@ -195,6 +226,8 @@ class Decision:
                 for axis in internal_reductions(op, strategy):
                     forward_counts["forward", "all_reduce", axis] += 1
                     cost.collectives["backward", "all_reduce", axis] += again
+                    size = sum(cls.tensors[o].bytes for o in op.outputs) * local_fraction(op, strategy, space.mesh)
+                    cost.moves += _moves(("forward", "backward") if again else ("forward",), "all_reduce", axis, size)
         for name in dict.fromkeys([*cls.inputs, *(n for g in space.groups[key] for n in g.exports)]):
             self._casts_inside(key, name, cost)
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:
@@ -302,10 +335,13 @@ class Decision:
         steps = cast(tensor.shape, tensor.itemsize, source, target, self.space.mesh) or ()
         for step in steps:
             if step.forward:
+                cost.moves += _moves(("forward",), step.forward, step.axis, step.full_bytes, share / layers)
+                cost.moves += _moves(("backward",) if again else (), step.forward, step.axis, step.full_bytes, share)
                 forward_counts["forward", step.forward, step.axis] += share  # type: ignore[assignment]
                 if again:
                     cost.collectives["backward", step.forward, step.axis] += share  # type: ignore[assignment]
             if step.backward and tensor.needs_grad and moves:
+                cost.moves += _moves(("backward",), step.backward, step.axis, step.full_bytes, share)
                 cost.collectives["backward", step.backward, step.axis] += share  # type: ignore[assignment]
 
     def _parameter(self, index: int, key: str, cost: BlockCost) -> None:
@@ -325,7 +361,9 @@ class Decision:
         if owner:
             local = node.tensor.bytes / split_factor(storage.value, space.mesh)
             for phase, kind, axis in self.gradient_collectives(node):
-                seconds = share * reduction_s(space.pricing, kind, axis, local, len(node.names) / node.count)
+                leaf_share = len(node.names) / node.count
+                seconds = share * reduction_s(space.pricing, kind, axis, local, leaf_share)
+                cost.moves.append(Move(phase, kind, axis, share * local, share * leaf_share, weight=True))
                 if phase == "once":
                     cost.once_s += seconds
                 else:
@@ -362,8 +400,20 @@ class Decision:
                 if step.forward:
                     forward_counts["forward", step.forward, step.axis] += 1
                     cost.collectives["backward", step.forward, step.axis] += again
+                    times = 1.0 / space.counts[key] if once else 1.0
+                    cost.moves.append(
+                        Move("forward", step.forward, step.axis, times * step.full_bytes, times, False, True)
+                    )
+                    if again:
+                        cost.moves.append(Move("backward", step.forward, step.axis, step.full_bytes, 1.0, False, True))
                 if step.backward and trained and moves:
+                    cost.moves.append(Move("backward", step.backward, step.axis, step.full_bytes, 1.0, True, True))
                     cost.collectives["backward", step.backward, step.axis] += 1
+
+
+def _moves(phases: Sequence[str], kind: str, axis: int, size: float, count: float = 1.0) -> list[Move]:
+    """`count` equal collectives in each of some phases."""
+    return [Move(phase, kind, axis, count * size, count) for phase in phases]
 
 
 def loss_is_fine(spec: Spec) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from costmodel.op_roofline import forward_s
+from costmodel.kernels import forward_kernels, kernel_s
 from tests.frontend.pricing import A100, LAUNCH_S, Priced, aval, priced
 
 W, X = aval(4096, 4096), aval(4096, 4096)
@@ -75,7 +75,8 @@ def test_what_is_no_product_runs_at_the_vector_rate() -> None:
     found = one(lambda x: lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=3)[0], X, name="scan.0").op
     assert found.inside is not None and found.inside.matmul_flops == ()
     peak = A100.peak_flops_per_s["float32"]
-    assert forward_s(found, "bfloat16", A100, 1e6, 0.0, 0.0) >= 1e6 * found.flops / peak
+    (kernel,) = forward_kernels(found, "bfloat16", A100, 1e6, 0.0, (), ())
+    assert kernel_s(kernel, A100) >= 1e6 * found.flops / peak
 
 
 def test_a_body_under_checkpoint_runs_again_for_its_backward() -> None:

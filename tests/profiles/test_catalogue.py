@@ -4,7 +4,8 @@ import pytest
 
 from costmodel.device_kind import check_device_kind
 from costmodel.errors import InputError
-from profiles.catalogue import device_kind, kind_for_jax_name, load_catalogue, read_kinds
+from profiles.catalogue import device_kind, kind_for_jax_name, load_catalogue
+from profiles.datasheets import read_kinds
 
 KINDS = load_catalogue()
 

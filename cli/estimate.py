@@ -1,0 +1,79 @@
+"""`meshplan estimate`: what given configurations would take."""
+
+import json
+from typing import Any
+
+import click
+
+from cli.exitcodes import FINDINGS, OK
+from cli.options import COUNT, json_option, model_option, output_option
+from cli.output import emit, emit_report, note
+
+_EXAMPLE = "dp=8,tp=8,pp=4,microbatch=1,remat=full,zero=1,sp=on"
+
+
+@click.command("estimate", short_help="What a given configuration would take: step time, memory, throughput.")
+@model_option("What to train", required=True)
+@click.option("--seq", type=COUNT, help="Sequence length instead of the model's own.")
+@click.option("--cluster", metavar="FILE", help="Cluster file. Default: the attached devices.")
+@click.option("--global-batch", type=COUNT, required=True, help="Examples in one step.")
+@click.option(
+    "--strategy",
+    "strategies",
+    metavar="TEXT",
+    multiple=True,
+    required=True,
+    help=f"The configuration, such as {_EXAMPLE}; repeat to compare.",
+)
+@click.option("--profile", metavar="FILE", help="Profile to take costs from.")
+@click.option(
+    "--stack",
+    metavar="NAME",
+    help="Software stack: a shipped one (--list-stacks) or a document of constants. Default: meshplan's own programs.",
+)
+@click.option("--list-stacks", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, p, v: _list(c, v))
+@json_option
+@output_option("the report")
+def command(
+    model: str,
+    seq: int | None,
+    cluster: str | None,
+    global_batch: int,
+    strategies: tuple[str, ...],
+    profile: str | None,
+    stack: str | None,
+    as_json: bool,
+    output: str | None,
+) -> int:
+    """What given configurations would take, from the planner's own costs: step time with its error bar, memory of each
+    stage, throughput. Exits with 1 if none of them fits its devices.
+    """
+    import planner
+    from planner.report.estimate import HEADINGS, document, render_comparison, render_estimate
+
+    if cluster is not None:
+        target = planner.load_cluster(cluster)
+    else:
+        from profiles.devices import attached_cluster
+
+        target = attached_cluster()
+        note(f"no --cluster: estimating for the {target.device_count} attached devices")
+    estimator = planner.Estimator(model=model, cluster=target, profile=profile, stack=stack, sequence=seq)
+    found = estimator.many(strategies, global_batch)
+    if as_json:
+        documents: Any = [document(one) for one in found]
+        emit(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1) + "\n", output)
+    else:
+        text = render_estimate(found[0]) if len(found) == 1 else render_comparison(found)
+        emit_report(text, output, HEADINGS)
+    return OK if any(one.fits for one in found) else FINDINGS
+
+
+def _list(ctx: click.Context, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from profiles.constants import shipped_stacks
+
+    for name, stack in shipped_stacks().items():
+        click.echo(f"{name}: {stack.fitted_on or 'assumed constants'}")
+    ctx.exit()

@@ -1,0 +1,77 @@
+"""Constants of a software stack on a fabric: what training frameworks add to kernels and links.
+
+The planner's own programs are the default: one compiled program a stage, kernels launched by the device, XLA's fusion.
+Frameworks that launch each kernel from the host, fuse less, or hold state in other dtypes have constants of their own,
+fitted to their published measurements or, by `meshplan profile calibrate`, to a user's.
+"""
+
+import msgspec
+
+from costmodel.documents import require_number
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a software stack does beside what the model's ops ask for.
+
+    Attributes:
+        host_launch_s: seconds of the host for each kernel; a pass over a block takes no less than its launches.
+        traffic: bytes that memory-bound kernels move, over what they would move fused as XLA does.
+        attention: time of the products inside fused attention (``flash``), over what products of their shape take.
+        start_s: what any collective takes beside its hops and bytes inside a node; None for the links' own.
+        inter_start_s: the same of collectives that leave a node.
+        tier_share, inter_share: achieved share of the bandwidth inside and between nodes; None for the links' own.
+        gradient_overlap: share of a replica's last backward pass that a gradient reduction can hide behind, where the
+            strategy overlaps it; parameter_overlap: of each block's compute, for gathers of its parameters;
+            tensor_overlap: the same for collectives of tensor and context parallelism.
+        send_exposed: share of the sends between stages that a steady pipeline waits for.
+        microbatch_s, step_s: once a microbatch on each stage, and once a step.
+        slowdown: factor on everything, of a system that is known to run below its best.
+        skew: share by which a step is longer for each doubling of the nodes: the slowest of many sets the pace.
+        weight_bytes, gradient_bytes, optimizer_bytes: of one trained element (a copy of the weights in the compute
+            dtype; the rest of the state in `optimizer_bytes`); None for what the model itself keeps.
+        reserve_bytes: memory that programs cannot use; None for the device kind's own.
+        fragmentation: memory that the allocator holds, over what is in use.
+        fitted_on: the measurements behind the constants; '' for assumed ones.
+        error: half-width of the interval around a step time that held 90% of those measurements.
+    """
+
+    name: str
+    host_launch_s: float = 0.0
+    traffic: float = 1.0
+    attention: float = 1.0
+    start_s: float | None = None
+    inter_start_s: float | None = None
+    tier_share: float | None = None
+    inter_share: float | None = None
+    gradient_overlap: float = 0.0
+    parameter_overlap: float = 0.0
+    tensor_overlap: float = 0.0
+    send_exposed: float = 0.0
+    microbatch_s: float = 0.0
+    step_s: float = 0.0
+    slowdown: float = 1.0
+    skew: float = 0.0
+    weight_bytes: float | None = None
+    gradient_bytes: float | None = None
+    optimizer_bytes: float | None = None
+    reserve_bytes: int | None = None
+    fragmentation: float = 1.0
+    fitted_on: str = ""
+    error: float = 0.2
+
+
+_SHARES = ("tier_share", "inter_share", "gradient_overlap", "parameter_overlap", "tensor_overlap", "send_exposed")
+
+
+def check_stack(stack: Stack, path: str, code: str = "MP182") -> None:
+    """Raises InputError for a stack with impossible numbers; `path` is where it stands in its document."""
+    for field in stack.__struct_fields__:
+        value = getattr(stack, field)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if field in _SHARES:
+            require_number(value, f"{path}.{field}", code, least=0, most=2)
+        elif field in ("traffic", "attention", "fragmentation", "slowdown"):
+            require_number(value, f"{path}.{field}", code)
+        else:
+            require_number(value, f"{path}.{field}", code, least=0)

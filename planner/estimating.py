@@ -1,0 +1,294 @@
+"""What a given configuration would take: `estimate`, from the planner's own space, costs and memory.
+
+A model is captured once, and a cluster's links are worked out once; every further strategy is arithmetic on arrays.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from costmodel.cluster import Cluster
+from costmodel.compute import peak_flops_per_s, roofline_provenance
+from costmodel.documents import convert
+from costmodel.errors import InputError
+from costmodel.provenance import Provenance, weakest
+from costmodel.stack import Stack, check_stack
+from planner import arguments as given
+from planner.api import load_task
+from planner.frontend.task import TrainingTask
+from planner.profile_facts import facts_of_kinds
+from planner.search.candidates import Facts
+from planner.strategy.captured import CapturedModel
+from planner.strategy.compose import StepTime
+from planner.strategy.estimator import StrategyEstimator
+from planner.strategy.memory import StageMemory, worst
+from planner.strategy.strategy import Strategy, parse_strategy
+from profiles.constants import COMPILED, Constants, find_stack
+from profiles.schema import Profile
+
+AnyStrategy = str | Mapping[str, Any] | Strategy
+_STACK = "stack"
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a step's seconds; they add up to it. Those of the slowest stage, then what is waited for."""
+
+    compute_s: float
+    communication_s: float
+    sends_s: float
+    bubble_s: float
+    gradients_s: float
+    optimizer_s: float
+    overhead_s: float
+
+
+class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of every stage's devices; iterates over the stages."""
+
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the device that needs most of what it has."""
+        return worst(self.stages).peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        return all(stage.fits for stage in self.stages)
+
+    @property
+    def worst_stage(self) -> int:
+        return self.stages.index(worst(self.stages))
+
+    def __iter__(self) -> Iterator[StageMemory]:
+        return iter(self.stages)
+
+    def __getitem__(self, stage: int) -> StageMemory:
+        return self.stages[stage]
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy is predicted to give.
+
+    Attributes:
+        error_bar: least and most step time, seconds, that nine of ten such configurations stay within.
+        mfu: model FLOPs over the devices' peak in the main dtype, nothing recomputed counted.
+        provenance: where compute, communication and memory figures come from.
+    """
+
+    strategy: Strategy
+    global_batch: int
+    microbatches: int
+    devices: int
+    step_time_s: float
+    error_bar: tuple[float, float]
+    breakdown: Breakdown
+    memory: MemoryEstimate
+    examples_per_s: float
+    tokens_per_s_per_device: float | None
+    mfu: float
+    stack: str
+    provenance: dict[str, str]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits its devices."""
+        return self.memory.fits
+
+
+@dataclass(kw_only=True)
+class Estimator:
+    """Estimates of one model on one cluster; `planner.estimate` for many strategies.
+
+    Args:
+        model: a task, or what `planner.load_task` takes.
+        cluster: a cluster or its file.
+        profile: measured costs or their file.
+        stack: name of a shipped software stack, a document of constants, or a `Stack`; None for the planner's own
+            programs.
+    """
+
+    model: TrainingTask | str | Path
+    cluster: Cluster | str | Path
+    profile: Profile | str | Path | None = None
+    stack: Stack | str | None = None
+    sequence: int | None = None
+    _task: TrainingTask = field(init=False)
+    _captured: CapturedModel = field(init=False)
+    _facts: Mapping[str, Facts] = field(init=False)
+    _target: Cluster = field(init=False)
+    _estimators: dict[Stack, StrategyEstimator] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        call = 'planner.estimate(task, "cluster.toml", "dp=8,tp=4,microbatch=1", global_batch=512)'
+        model = given.require_model(self.model, call)
+        self._target = given.require_cluster(self.cluster, call)
+        measured = given.require_profile(self.profile, call)
+        self._task = load_task(model, self.sequence) if isinstance(model, str) else model
+        self._captured = CapturedModel(self._task)
+        self._facts = facts_of_kinds(self._target, measured).facts if measured is not None else {}
+
+    def __call__(self, strategy: AnyStrategy, global_batch: int) -> Estimate:
+        """The estimate of one strategy.
+
+        Raises:
+            InputError: MP180 to MP187, for a strategy that cannot be or that the cluster, the model or the batch does
+                not admit.
+        """
+        batch = given.require_count("global_batch", global_batch, most=given.LARGEST_BATCH)
+        text, stack = _split(strategy)
+        wanted = parse_strategy(text)
+        estimator = self._estimator(stack)
+        step = estimator.step(wanted, batch)
+        memory = MemoryEstimate(stages=estimator.memory(wanted, batch))
+        return self._record(wanted, batch, estimator, step, memory)
+
+    def many(self, strategies: Iterable[AnyStrategy], global_batch: int) -> list[Estimate]:
+        """Estimates of many strategies, in order."""
+        return [self(strategy, global_batch) for strategy in strategies]
+
+    def _estimator(self, changes: Mapping[str, Any]) -> StrategyEstimator:
+        stack, constants = self._stack(changes)
+        if stack not in self._estimators:
+            cluster = constants.on(self._target) if constants is not None else self._target
+            self._estimators[stack] = StrategyEstimator(
+                model=self._captured, cluster=cluster, stack=stack, facts=self._facts
+            )
+        return self._estimators[stack]
+
+    def _stack(self, changes: Mapping[str, Any]) -> tuple[Stack, Constants | None]:
+        changes = dict(changes)
+        named = changes.pop(_STACK, self.stack)
+        constants: Constants | None = None
+        if named is None:
+            stack = COMPILED
+        elif isinstance(named, Stack):
+            stack = named
+        elif isinstance(named, str):
+            stack, constants = find_stack(named)
+        else:
+            message = f"stack is {type(named).__name__}"
+            raise InputError("MP163", message, "give a shipped stack's name, a document of constants, or a Stack")
+        if changes:
+            numbers = {key: _number(key, value) for key, value in changes.items()}
+            stack = convert({**msgspec.to_builtins(stack), **numbers}, Stack, code="MP182", root="the stack")
+        check_stack(stack, "the stack")
+        return stack, constants
+
+    def _record(
+        self, strategy: Strategy, batch: int, estimator: StrategyEstimator, step: StepTime, memory: MemoryEstimate
+    ) -> Estimate:
+        kinds = estimator.kinds(strategy)
+        per_stage = strategy.devices // strategy.pp
+        dtype = self._captured.main_dtype
+        peak = per_stage * sum(peak_flops_per_s(dtype, kind, is_matmul=True).value for kind in kinds)
+        stack, time_s = estimator.stack, step.step_s
+        tokens = self._task.tokens_per_example
+        wide = math.exp(stack.error)
+        return Estimate(
+            strategy=strategy,
+            global_batch=batch,
+            microbatches=estimator.microbatches(strategy, batch),
+            devices=strategy.devices,
+            step_time_s=time_s,
+            error_bar=(time_s / wide, time_s * wide),
+            breakdown=Breakdown(
+                compute_s=step.compute_s,
+                communication_s=step.communication_s,
+                sends_s=step.sends_s,
+                bubble_s=step.bubble_s,
+                gradients_s=step.gradients_s,
+                optimizer_s=step.optimizer_s,
+                overhead_s=step.overhead_s,
+            ),
+            memory=memory,
+            examples_per_s=batch / time_s,
+            tokens_per_s_per_device=batch * tokens / time_s / strategy.devices if tokens else None,
+            mfu=self._captured.example_flops * batch / (time_s * peak),
+            stack=stack.name,
+            provenance=_provenance(estimator, strategy, dtype),
+        )
+
+
+def estimate(
+    model: TrainingTask | str | Path,
+    cluster: Cluster | str | Path,
+    strategy: AnyStrategy,
+    *,
+    global_batch: int,
+    profile: Profile | str | Path | None = None,
+    stack: Stack | str | None = None,
+    sequence: int | None = None,
+) -> Estimate:
+    """What a configuration would give: step time, memory, throughput.
+
+    For more than one strategy make an `Estimator`, which captures the model once.
+
+    Args:
+        model: a task, or what `planner.load_task` takes.
+        strategy: text such as ``dp=8,tp=8,pp=12,microbatch=1,schedule=1f1b,remat=full,zero=1,sp=on``, a mapping of the
+            same, or a `Strategy`. Constants of the software stack may be among them: ``stack=NAME``, ``step_s=0.1``.
+        profile, stack: as in `Estimator`.
+
+    Raises:
+        InputError: something given cannot be used; the message says what.
+    """
+    return Estimator(model=model, cluster=cluster, profile=profile, stack=stack, sequence=sequence)(
+        strategy, global_batch
+    )
+
+
+def _split(strategy: AnyStrategy) -> tuple[AnyStrategy, dict[str, Any]]:
+    """A strategy, and the constants of a software stack that are written among it."""
+    fields = {_STACK, *Stack.__struct_fields__} - {"name", "fitted_on", "attention"}
+    if isinstance(strategy, Strategy):
+        return strategy, {}
+    if isinstance(strategy, str):
+        parts = [part.strip() for part in strategy.split(",") if part.strip()]
+        own = [part for part in parts if part.partition("=")[0].strip() not in fields]
+        rest = [part.partition("=") for part in parts if part not in own]
+        return ",".join(own), {key.strip(): value.strip() for key, _, value in rest}
+    if isinstance(strategy, Mapping):
+        own_items = {key: value for key, value in strategy.items() if key not in fields}
+        return own_items, {key: value for key, value in strategy.items() if key in fields}
+    return strategy, {}
+
+
+def _number(key: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value) if key == "reserve_bytes" else float(value)
+    except ValueError:
+        raise InputError("MP182", f"{key}={value} is no number", "") from None
+
+
+def _provenance(estimator: StrategyEstimator, strategy: Strategy, dtype: str) -> dict[str, str]:
+    compute: list[Provenance] = []
+    for kind in estimator.kinds(strategy):
+        facts = estimator.facts.get(kind.name)
+        compute.append(
+            "measured" if facts is not None and facts.op_times else roofline_provenance(dtype, kind, is_matmul=True)
+        )
+    links: list[Provenance] = []
+    for group in estimator.cluster.groups:
+        stack = estimator.stack
+        links += [tier.achieved_provenance if stack.tier_share is None else "fitted" for tier in group.intra]
+        if group.inter is not None:
+            links.append(group.inter.achieved_provenance if stack.inter_share is None else "fitted")
+    found: dict[str, str] = {"compute": weakest(*compute)}
+    if strategy.devices > 1 and links:
+        found["communication"] = weakest(*links)
+    found["memory"] = "assumed"
+    found["step_time"] = weakest(*(found[name] for name in ("compute", "communication") if name in found))  # type: ignore[arg-type]
+    return found
+
+
+__all__ = ["Breakdown", "Estimate", "Estimator", "MemoryEstimate", "estimate"]

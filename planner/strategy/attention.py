@@ -1,0 +1,92 @@
+"""Where a block computes attention, and what its kernels move when scores are computed in one kernel or never stored.
+
+An attention core is a matrix product of two activations (scores), whose result reaches a second one (the mix of values)
+through elementwise ops and reductions alone. However it is written, its traffic depends on the kernels that run it:
+
+    unfused   scores, what the softmax makes of them, and its result, as the captured ops say
+    fused     scores read once and shares written once (backward: shares and their cotangent read, one written)
+    flash     nothing of that; the backward pass computes the scores again (Dao et al., "FlashAttention", 2022), and of
+              causal scores, which a comparison of two positions masks, only the half that counts is computed
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from costmodel.graph import BlockClass, Op
+
+
+@dataclass(frozen=True)
+class Core:
+    """Names of the ops of one attention core; `scores` and `shares` are the tensors that join them. `causal`: positions
+    are compared on the way."""
+
+    score_op: str
+    mix_op: str
+    chain: frozenset[str]
+    scores: str
+    shares: str
+    causal: bool = False
+
+
+def attention_cores(cls: BlockClass) -> tuple[Core, ...]:
+    """The attention cores of a block, in program order."""
+    makers = {name: op for op in cls.ops for name in op.outputs}
+    found = []
+    for op in cls.ops:
+        if op.work != "matmul" or op.inside is not None:
+            continue
+        for name in op.inputs:
+            core = _core(cls, op, name, makers)
+            if core is not None:
+                found.append(core)
+                break
+    return tuple(found)
+
+
+def _core(cls: BlockClass, mix: Op, operand: str, makers: Mapping[str, Op]) -> Core | None:
+    """Walks back from an operand of a product to the product of activations that it was made from."""
+    chain: dict[str, Op] = {}
+    scores: Op | None = None
+    waiting, seen = [operand], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in makers:
+            continue
+        seen.add(name)
+        op = makers[name]
+        if op.work in ("matmul", "conv"):
+            if not _of_activations(cls, op, makers) or (scores is not None and scores is not op):
+                return None
+            scores = op
+        elif op.work in ("elementwise", "reduce", "view", "data", "random"):
+            chain[op.name] = op
+            waiting += [n for n in op.inputs if n]
+        else:
+            return None
+    if scores is None or not any(op.work == "reduce" for op in chain.values()):
+        return None
+    after = {n for op in cls.ops for n in op.outputs if op.name in chain} | set(scores.outputs)
+    between = frozenset(op.name for op in chain.values() if not after.isdisjoint(op.inputs))
+    causal = any(op.primitive in _COMPARISONS and _of_positions(op, makers) for op in chain.values())
+    return Core(scores.name, mix.name, between, scores.outputs[0], operand, causal)
+
+
+_COMPARISONS = ("gt", "ge", "lt", "le")
+
+
+def _of_positions(op: Op, makers: Mapping[str, Op]) -> bool:
+    """Whether an op compares two counts of positions."""
+    return all(name in makers and makers[name].primitive == "iota" for name in op.inputs)
+
+
+def _of_activations(cls: BlockClass, op: Op, makers: Mapping[str, Op]) -> bool:
+    """Whether neither operand of a product is made of parameters alone."""
+
+    def parameters_alone(name: str) -> bool:
+        if name not in makers:
+            return cls.tensors[name].role == "param"
+        maker = makers[name]
+        named = [n for n in maker.inputs if n]
+        return bool(named) and (maker.fuses or maker.work == "view") and all(parameters_alone(n) for n in named)
+
+    return not any(parameters_alone(name) for name in op.inputs[:2] if name)

@@ -1,0 +1,97 @@
+"""A model captured for estimates: its work under each tensor-parallel layout, at any microbatch size.
+
+Graphs are captured at two microbatch sizes, primes that no axis of the layout divides, so that the model has the same
+options at both; what every strategy moves and computes lies on the line through them
+(`work.interpolated`), so that thousands of strategies cost no further capture.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from costmodel.collectives import AxisLink
+from costmodel.estimator import Pricing
+from costmodel.graph import ModelGraph
+from planner.assemble import main_dtype
+from planner.frontend.capture import capture
+from planner.frontend.graph import model_graph
+from planner.frontend.task import TrainingTask
+from planner.search.candidates import Facts
+from planner.space.decision import Decision
+from planner.space.model_space import ModelSpace
+from planner.space.setting import Remat, Setting
+from planner.strategy.restricted import Role, choose
+from planner.strategy.strategy import Attention, Strategy
+from planner.strategy.work import Work, interpolated, work_of
+
+_PRIMES = (7, 11, 13, 17)
+
+_LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
+_Layout = tuple[str, int, int, bool, Attention, str | None]  # device kind, cp, tp, sp, attention, matmul dtype
+
+
+@dataclass
+class CapturedModel:
+    """A task's graphs and the work of every layout that was asked for."""
+
+    task: TrainingTask
+    _graphs: dict[int, ModelGraph] = field(default_factory=dict)
+    _work: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
+
+    def graph(self, microbatch: int) -> ModelGraph:
+        if microbatch not in self._graphs:
+            known = next(iter(self._graphs.values()), None)
+            self._graphs[microbatch] = model_graph(
+                capture(self.task, microbatch), known.joins if known is not None else None
+            )
+        return self._graphs[microbatch]
+
+    @cached_property
+    def example_flops(self) -> float:
+        """FLOPs of one example's forward and backward pass, nothing recomputed."""
+        return self.graph(_PRIMES[0]).step_flops / _PRIMES[0]
+
+    @cached_property
+    def main_dtype(self) -> str:
+        """The dtype that most matrix-product FLOPs run in."""
+        return main_dtype(self.graph(_PRIMES[0]))
+
+    def work(self, facts: Facts, strategy: Strategy) -> Work:
+        """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there."""
+        kind = facts.kind
+        sp = strategy.sp and strategy.tp > 1
+        layout = (kind.name, strategy.cp, strategy.tp, sp, strategy.attention, strategy.matmul_dtype)
+        at = (layout, strategy.microbatch)
+        if at not in self._work:
+            samples = []
+            choice: tuple[int, ...] | None = None
+            for size in [prime for prime in _PRIMES if prime not in (strategy.cp, strategy.tp)][:2]:
+                if (layout, size) not in self._work:
+                    self._work[layout, size], choice = self._captured(facts, layout, size, choice)
+                samples.append(self._work[layout, size])
+            self._work[at] = interpolated(samples[0], samples[1], strategy.microbatch)
+        return self._work[at]
+
+    def _captured(
+        self, facts: Facts, layout: _Layout, size: int, choice: tuple[int, ...] | None
+    ) -> tuple[Work, tuple[int, ...]]:
+        _, cp, tp, sp, attention, matmul_dtype = layout
+        named: tuple[tuple[int, Role], ...] = ((cp, "context"), (tp, "model"))
+        mesh = tuple(n for n, _ in named if n > 1)
+        roles = tuple(role for n, role in named if n > 1)
+        pricing = Pricing(
+            kind=facts.kind,
+            mesh=mesh,
+            axis_names=roles,
+            links=tuple(replace(_LINK, size=n) for n in mesh),
+            op_times=facts.op_times_of(self.graph(size)),
+        )
+        space = ModelSpace(graph=self.graph(size), pricing=pricing)
+        if choice is None:
+            choice = choose(space, roles, sp=sp)
+        decisions = {remat: _decision(space, choice, remat) for remat in ("none", "full")}
+        return work_of(decisions, attention, matmul_dtype), choice
+
+
+def _decision(space: ModelSpace, choice: tuple[int, ...], remat: Remat) -> Decision:
+    setting = Setting(microbatches=2, stages=1, in_flight=1, remat=remat)
+    return Decision(space=space, setting=setting, choice=choice, time_s=0.0, bound_s=0.0)

@@ -1,0 +1,214 @@
+"""From times of blocks to the time of a step.
+
+    S1  stage        F, B = sums over its blocks;  T = F + B + microbatch_s + send_exposed * 2 v c
+    S2  pipeline     m max T + (sum T - max T) / v + (p - 1) * 2 c                          1F1B, interleaved v times
+                     E2 of `costmodel.pipeline` for GPipe
+    S3  gradients    reduction of a stage's gradients over dp (and cp), less what of it runs beside the last backward
+    S4  step         (S2 + max over stages of (S3 + update) + step_s) * slowdown * (1 + skew log2 nodes)
+
+S2 is exact for equal stages and free sends; `c` is one send of an activation (a gradient is as large).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodel.device_kind import DeviceKind
+from costmodel.pipeline import gpipe_time_s
+from costmodel.stack import Stack
+from planner.strategy.links import AxisLinks
+from planner.strategy.pricing import ClassTimes
+from planner.strategy.stages import held
+from planner.strategy.strategy import Strategy
+from planner.strategy.work import Work
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of one stage: of a microbatch, and once a step.
+
+    Attributes:
+        reduce_s: of its gradients, of which exposed_s is not hidden.
+    """
+
+    forward_s: float
+    backward_s: float
+    comm_s: float
+    send_s: float
+    gather_s: float
+    reduce_s: float
+    exposed_s: float
+    update_s: float
+
+    @property
+    def microbatch_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step and its parts, which add up to it."""
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    sends_s: float
+    bubble_s: float
+    gradients_s: float
+    optimizer_s: float
+    overhead_s: float
+    stages: tuple[StageTime, ...]
+
+
+def step_time(
+    work: Work,
+    stages: Sequence[dict[str, int]],
+    times: Sequence[dict[str, ClassTimes]],
+    kinds: Sequence[DeviceKind],
+    links: AxisLinks,
+    strategy: Strategy,
+    stack: Stack,
+    microbatches: int,
+) -> StepTime:
+    """A step of `microbatches` microbatches.
+
+    Args:
+        stages: blocks of each stage by class.
+        times, kinds: of each stage.
+    """
+    send_s = _send_s(work, links, strategy)
+    rows, known = [], dict[tuple[object, ...], StageTime]()
+    for s, blocks in enumerate(stages):
+        alike = (tuple(blocks.items()), kinds[s].name, s in (0, len(stages) - 1))
+        if alike not in known:
+            known[alike] = _stage_time(work, s, blocks, times[s], kinds[s], links, strategy, stack, send_s)
+        rows.append(known[alike])
+    exposed = stack.send_exposed * 2.0 * strategy.interleave * send_s if len(stages) > 1 else 0.0
+    each = [row.microbatch_s + stack.microbatch_s + exposed for row in rows]
+    p, v, m = len(rows), strategy.interleave, microbatches
+    if strategy.schedule == "gpipe":
+        ahead = [row.forward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
+        behind = [row.backward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
+        pipeline_s = float(gpipe_time_s(ahead, behind, m, send_s if p > 1 else 0.0))
+    else:
+        pipeline_s = m * max(each) + (sum(each) - max(each)) / v + (p - 1) * 2.0 * send_s
+    slowest = max(range(p), key=lambda s: each[s])
+    ends = [row.exposed_s + row.update_s for row in rows]
+    last = max(range(p), key=lambda s: ends[s])
+    plain_s = pipeline_s + ends[last] + stack.step_s
+    step_s = plain_s * stack.slowdown * (1.0 + stack.skew * math.log2(max(1, links.nodes)))
+    busy = rows[slowest]
+    compute_s = m * (busy.microbatch_s - busy.comm_s - busy.gather_s)
+    communication_s = m * (busy.comm_s + busy.gather_s)
+    sends_s = m * exposed + (p - 1) * 2.0 * send_s
+    overhead_s = m * stack.microbatch_s + stack.step_s + (step_s - plain_s)
+    known = compute_s + communication_s + sends_s + overhead_s + ends[last]
+    return StepTime(
+        step_s=step_s,
+        compute_s=compute_s,
+        communication_s=communication_s,
+        sends_s=sends_s,
+        bubble_s=max(0.0, step_s - known),
+        gradients_s=rows[last].exposed_s,
+        optimizer_s=rows[last].update_s,
+        overhead_s=overhead_s,
+        stages=tuple(rows),
+    )
+
+
+def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:
+    """One activation (or gradient) from a device of a stage to its peer of the next."""
+    if strategy.pp == 1:
+        return 0.0
+    link = links.by_axis["pp"]
+    size = work.stream_bytes / strategy.cp
+    if strategy.sp or strategy.scatter_gather:
+        size /= strategy.tp
+    return link.start_s + link.latency_s + size / link.bandwidth_bytes_per_s
+
+
+def _stage_time(
+    work: Work,
+    stage: int,
+    blocks: dict[str, int],
+    times: dict[str, ClassTimes],
+    kind: DeviceKind,
+    links: AxisLinks,
+    strategy: Strategy,
+    stack: Stack,
+    send_s: float,
+) -> StageTime:
+    forward = sum(n * times[key].forward_s for key, n in blocks.items())
+    backward = sum(n * times[key].backward_s for key, n in blocks.items())
+    comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.items())
+    owned = held(work.leaves, blocks)  # type: ignore[arg-type]
+    weights = gradients = updated = moved = starts = 0.0
+    for leaf, elements in owned:
+        facts = leaf.facts
+        weights += elements * (stack.weight_bytes or facts.itemsize)
+        if not facts.trained:
+            continue
+        itemsize = _ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else facts.gradient_itemsize
+        gradients += elements * itemsize
+        starts += 1.0
+        share = elements / (strategy.dp if strategy.zero else 1)
+        updated += share
+        moved += share * (2 * facts.itemsize + itemsize + 2 * facts.optimizer_bytes_per_element)
+    if strategy.bucket_bytes:
+        starts = max(1.0, math.ceil(gradients / strategy.bucket_bytes))
+    bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency
+    update_s = moved / bandwidth
+    gather_s = reduce_s = 0.0
+    if strategy.zero == 3:
+        one_way = links.seconds("all_gather", "dp", weights, starts)
+        scatter = links.seconds("reduce_scatter", "dp", gradients, starts)
+        compute = forward + backward - comm
+        hidden = stack.parameter_overlap * compute if strategy.overlap_parameters else 0.0
+        gather_s = max(0.0, 2.0 * one_way + scatter - hidden)
+        forward, backward = forward + gather_s / 3.0, backward + 2.0 * gather_s / 3.0
+    elif strategy.zero == 2:
+        reduce_s = links.seconds("all_gather", "dp", weights, starts)
+        gather_s = links.seconds("reduce_scatter", "dp", gradients, starts)
+        if strategy.overlap_gradients:
+            gather_s = max(0.0, gather_s - stack.gradient_overlap * backward)
+        backward += gather_s
+    elif strategy.zero == 1:
+        reduce_s = links.seconds("reduce_scatter", "dp", gradients, starts)
+        reduce_s += links.seconds("all_gather", "dp", weights, starts)
+    else:
+        reduce_s = links.seconds("all_reduce", "dp", gradients, starts)
+    if strategy.cp > 1:
+        reduce_s += links.seconds("all_reduce", "cp", gradients, starts)
+    if strategy.pp > 1:
+        reduce_s += _tied_s(work, stage, blocks, links, strategy, stack)
+    hidden = _window_s(backward, strategy) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
+    exposed_s = max(0.0, reduce_s - hidden)
+    return StageTime(forward, backward, comm, send_s, gather_s, reduce_s, exposed_s, update_s)
+
+
+def _window_s(backward_s: float, strategy: Strategy) -> float:
+    """Backward time during which a stage's gradients are already there, part by part.
+
+    A part's gradients are whole after its last microbatch. Interleaved, the last p microbatches run part after part, so
+    that all parts but the last to finish have the passes of those that follow to hide behind; in one part, about one
+    microbatch's backward is left.
+    """
+    p, v = strategy.pp, strategy.interleave
+    return backward_s * (p * (v - 1) / v + 1.0 / v) if v > 1 else backward_s
+
+
+def _tied_s(
+    work: Work, stage: int, blocks: dict[str, int], links: AxisLinks, strategy: Strategy, stack: Stack
+) -> float:
+    """Gradients of a parameter that the first and the last stage hold meet in an all-reduce of the two."""
+    if stage not in (0, strategy.pp - 1):
+        return 0.0
+    link = links.by_axis["pp"]
+    size = 0.0
+    for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
+        elsewhere = any(key not in blocks for key in leaf.readers)
+        if not leaf.layered and elsewhere and leaf.facts.trained:
+            size += elements * leaf.facts.gradient_itemsize
+    return link.start_s + size / link.bandwidth_bytes_per_s if size else 0.0

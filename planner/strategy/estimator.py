@@ -1,0 +1,119 @@
+"""Estimates of strategies on one cluster: everything that does not change from one to the next is kept."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from costmodel.cluster import Cluster
+from costmodel.device_kind import DeviceKind
+from costmodel.errors import InputError
+from costmodel.stack import Stack
+from planner.search.candidates import Facts
+from planner.strategy.captured import CapturedModel
+from planner.strategy.compose import StepTime, step_time
+from planner.strategy.links import AxisLinks, strategy_links
+from planner.strategy.memory import StageMemory, stage_memory
+from planner.strategy.pricing import ClassTimes, class_times
+from planner.strategy.stages import parts_of, stage_blocks
+from planner.strategy.strategy import Strategy
+from planner.strategy.work import Work
+
+_LinksKey = tuple[int, int, int, int, str]
+
+
+@dataclass(kw_only=True)
+class StrategyEstimator:
+    """Times and memory of strategies for one model on one cluster under one stack.
+
+    Args:
+        facts: what was measured, by device kind name; the cluster's own figures where nothing is.
+    """
+
+    model: CapturedModel
+    cluster: Cluster
+    stack: Stack
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    _links: dict[_LinksKey, AxisLinks] = field(default_factory=dict)
+    _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
+
+    def microbatches(self, strategy: Strategy, global_batch: int) -> int:
+        """Microbatches of a step on each replica.
+
+        Raises:
+            InputError: MP185 if the batch does not divide.
+        """
+        each = strategy.dp * strategy.microbatch
+        count, left = divmod(global_batch, each)
+        if left or not count:
+            message = (
+                f"global batch {global_batch} is not divided by dp={strategy.dp} x microbatch={strategy.microbatch}"
+            )
+            raise InputError("MP185", message, f"nearest are {max(1, count) * each} and {(count + 1) * each}")
+        return count
+
+    def _facts(self, kind: DeviceKind) -> Facts:
+        return self.facts.get(kind.name) or Facts(kind)
+
+    def links(self, strategy: Strategy) -> AxisLinks:
+        key = (strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order)
+        if key not in self._links:
+            self._links[key] = strategy_links(self.cluster, strategy, self.stack)
+        return self._links[key]
+
+    def kinds(self, strategy: Strategy) -> list[DeviceKind]:
+        """The device kind of each stage: of the slowest devices, where it has several."""
+        groups = {g.name: self._facts(g.device).kind for g in self.cluster.groups}
+        if len(groups) == 1:
+            return [next(iter(groups.values()))] * strategy.pp
+        order = list(reversed(strategy.rank_order.split("-")))
+        sizes = [getattr(strategy, axis) for axis in order]
+        inner = 1
+        for size in sizes[order.index("pp") + 1 :]:
+            inner *= size
+        found: list[DeviceKind] = []
+        for stage in range(strategy.pp):
+            used = [
+                groups[device.group]
+                for i, device in enumerate(self.cluster.devices[: strategy.devices])
+                if (i // inner) % strategy.pp == stage
+            ]
+            found.append(min(used, key=lambda kind: (max(kind.peak_flops_per_s.values()), kind.name)))
+        return found
+
+    def times(self, work: Work, strategy: Strategy, kind: DeviceKind) -> dict[str, ClassTimes]:
+        sp = strategy.sp and strategy.tp > 1
+        key = (
+            kind.name, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order, sp,
+            strategy.attention, strategy.matmul_dtype, strategy.microbatch, strategy.remat, strategy.overlap_tensor,
+        )  # fmt: skip
+        if key not in self._times:
+            axes = tuple(name for name in ("cp", "tp") if getattr(strategy, name) > 1)
+            links = self.links(strategy)
+            self._times[key] = class_times(
+                work, kind, self.stack, links, axes, strategy.remat, overlap=strategy.overlap_tensor
+            )
+        return self._times[key]
+
+    def step(self, strategy: Strategy, global_batch: int) -> StepTime:
+        """Time of a step."""
+        count = self.microbatches(strategy, global_batch)
+        kinds = self.kinds(strategy)
+        works = {kind.name: self.model.work(self._facts(kind), strategy) for kind in kinds}
+        work = works[kinds[0].name]
+        times = [self.times(works[kind.name], strategy, kind) for kind in kinds]
+        stages = self.stages(work, strategy)
+        return step_time(work, stages, times, kinds, self.links(strategy), strategy, self.stack, count)
+
+    def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
+        """Memory of every stage."""
+        count = self.microbatches(strategy, global_batch)
+        kinds = self.kinds(strategy)
+        work = self.model.work(self._facts(kinds[0]), strategy)
+        return tuple(
+            stage_memory(work, s, blocks, kinds[s], strategy, self.stack, count)
+            for s, blocks in enumerate(self.stages(work, strategy))
+        )
+
+    def stages(self, work: Work, strategy: Strategy) -> list[Counter[str]]:
+        """Blocks of each stage by class."""
+        return stage_blocks(parts_of(work, strategy), strategy.pp)

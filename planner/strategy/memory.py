@@ -1,0 +1,130 @@
+"""Bytes on one device of each stage of a strategy, itemised.
+
+State is the model's own (values, gradients, the optimizer's) or, with a stack that keeps it otherwise, that many bytes
+an element. ZeRO splits it over the data-parallel devices: the optimizer's from stage 1 on, gradients from 2, values
+from 3.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from costmodel.device_kind import DeviceKind
+from costmodel.stack import Stack
+from planner.strategy.stages import held
+from planner.strategy.strategy import Strategy
+from planner.strategy.work import ClassWork, Work
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One stage's bytes on each of its devices.
+
+    Attributes:
+        saved_bytes: activations of all microbatches in flight; transient_bytes: the most that comes and goes with one
+            block; buffers_bytes: of what arrives from and leaves for other stages, and gathered parameters.
+        limit_bytes: what the device has.
+    """
+
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    saved_bytes: float
+    transient_bytes: float
+    buffers_bytes: float
+    fragmentation_bytes: float
+    reserve_bytes: float
+    in_flight: float
+    limit_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return math.ceil(
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.saved_bytes
+            + self.transient_bytes
+            + self.buffers_bytes
+            + self.fragmentation_bytes
+            + self.reserve_bytes
+        )
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.limit_bytes
+
+
+def in_flight(strategy: Strategy, stage: int, microbatches: int) -> float:
+    """Microbatches whose activations a stage holds, counted in whole passes over its blocks.
+
+    1F1B holds ``p - s``; interleaved, ``2 (p - s - 1) + (v - 1) p + 1`` parts of 1/v (Narayanan et al. 2021, section
+    2.2); GPipe all of them.
+    """
+    p, v = strategy.pp, strategy.interleave
+    if strategy.schedule == "gpipe":
+        return float(microbatches)
+    if v > 1:
+        parts = 2 * (p - stage - 1) + (v - 1) * p + 1
+        return min(parts, microbatches * v) / v
+    return float(min(p - stage, microbatches))
+
+
+def stage_memory(
+    work: Work,
+    stage: int,
+    blocks: Mapping[str, int],
+    kind: DeviceKind,
+    strategy: Strategy,
+    stack: Stack,
+    microbatches: int,
+) -> StageMemory:
+    """Bytes of one stage; `blocks` are its blocks by class."""
+    parameters = gradients = optimizer = gathered = 0.0
+    dp = strategy.dp
+    for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
+        facts = leaf.facts
+        weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
+        parameters += weight / (dp if strategy.zero == 3 else 1)
+        if strategy.zero == 3:
+            gathered = max(gathered, weight / max(1, sum(blocks[k] for k in leaf.readers if k in blocks)))
+        if not facts.trained:
+            continue
+        size = facts.gradient_itemsize if stack.gradient_bytes is None else stack.gradient_bytes
+        gradients += elements * size / (dp if strategy.zero >= 2 else 1)
+        kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
+        optimizer += elements * kept / (dp if strategy.zero >= 1 else 1)
+    flying = in_flight(strategy, stage, microbatches)
+    saved = transient = 0.0
+    for key, count in blocks.items():
+        one = work.classes[key]
+        saved += count * flying * kept_bytes(one, strategy)
+        again = one.kept_bytes if strategy.remat == "full" else one.core_bytes if strategy.remat == "selective" else 0.0
+        transient = max(transient, again + one.live_bytes)
+    parts = strategy.tp if strategy.sp else 1
+    buffers = 4.0 * work.stream_bytes / strategy.cp / parts if strategy.pp > 1 else 0.0
+    used = parameters + gradients + optimizer + saved + transient + buffers + 2.0 * gathered
+    return StageMemory(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        saved_bytes=saved,
+        transient_bytes=transient,
+        buffers_bytes=buffers + 2.0 * gathered,
+        fragmentation_bytes=(stack.fragmentation - 1.0) * used,
+        reserve_bytes=float(kind.reserve_bytes if stack.reserve_bytes is None else stack.reserve_bytes),
+        in_flight=flying,
+        limit_bytes=kind.memory_bytes,
+    )
+
+
+def kept_bytes(one: ClassWork, strategy: Strategy) -> float:
+    """What a block keeps for its backward pass of one microbatch."""
+    if strategy.remat == "full":
+        return one.entry_bytes
+    return one.kept_bytes - (one.core_bytes if strategy.remat == "selective" else 0.0)
+
+
+def worst(memory: Sequence[StageMemory]) -> StageMemory:
+    """The stage that comes nearest to its devices' limit, or exceeds it by most."""
+    return max(memory, key=lambda one: one.peak_bytes / one.limit_bytes)

@@ -1,0 +1,91 @@
+"""Seconds of one block of each class under a strategy, from its amounts and the constants of device kind and stack."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.device_kind import DeviceKind
+from costmodel.kernels import kernels_s
+from costmodel.stack import Stack
+from planner.strategy.links import AxisLinks
+from planner.strategy.strategy import RematPolicy
+from planner.strategy.work import ClassWork, Work
+
+AXES = ("cp", "tp")  # axes of the mesh that work is captured on, in order
+
+
+@dataclass(frozen=True)
+class ClassTimes:
+    """Seconds of one block for one microbatch: compute and collectives inside the replica, by pass.
+
+    Attributes:
+        weight_s: of the backward pass, what only weight gradients need.
+        comm_s: of forward_s and backward_s, what collectives take, by axis.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    comm_s: Mapping[str, float]
+
+
+def class_times(
+    work: Work,
+    kind: DeviceKind,
+    stack: Stack,
+    links: AxisLinks,
+    axes: tuple[str, ...],
+    remat: RematPolicy,
+    *,
+    overlap: bool = False,
+) -> dict[str, ClassTimes]:
+    """Times by class.
+
+    Args:
+        axes: names of the mesh axes of `work`, in order.
+        overlap: whether collectives of these axes run beside compute.
+    """
+    return {key: _times(one, kind, stack, links, axes, remat, overlap) for key, one in work.classes.items()}
+
+
+def _times(
+    one: ClassWork,
+    kind: DeviceKind,
+    stack: Stack,
+    links: AxisLinks,
+    axes: tuple[str, ...],
+    remat: RematPolicy,
+    overlap: bool,
+) -> ClassTimes:
+    k = one.kernels
+    if len(k.matmul_s) == 0:
+        return ClassTimes(0.0, 0.0, 0.0, {})
+    memory_s = np.where(k.matmul_s > 0.0, k.memory_s, k.memory_s * stack.traffic)
+    matmul_s = np.where(one.flash, k.matmul_s * stack.attention, k.matmul_s)
+    seconds = kernels_s(matmul_s, k.vector_s, memory_s, k.launches, k.dims, k.misaligned, kind)
+    forward = float(seconds[~one.backward].sum())
+    backward = float(seconds[one.backward].sum())
+    weight = float((seconds * one.weight).sum())
+    again = forward if remat == "full" else float(seconds[one.core].sum()) if remat == "selective" else 0.0
+    if stack.host_launch_s:
+        launched = k.launches > 0
+        ahead = stack.host_launch_s * float(k.launches[launched & ~one.backward].sum())
+        behind = stack.host_launch_s * float(k.launches[launched & one.backward].sum())
+        floor_again = ahead if remat == "full" else 0.0
+        forward, again = max(forward, ahead), max(again, floor_again)
+        backward = max(backward, behind)
+    moves = one.moves["full" if remat == "full" else "none"]
+    comm = {"forward": 0.0, "backward": 0.0}
+    by_axis: dict[str, float] = {}
+    for (phase, kind_name, axis), (moved, starts) in zip(moves.keys, moves.amounts, strict=True):
+        took = links.seconds(kind_name, axes[axis], float(moved), float(starts))
+        comm[phase] += took
+        by_axis[axes[axis]] = by_axis.get(axes[axis], 0.0) + took
+    if overlap:  # what is left of collectives that run beside the block's own compute
+        for phase, busy in (("forward", forward), ("backward", backward + again)):
+            left = max(0.0, comm[phase] - stack.tensor_overlap * busy) / comm[phase] if comm[phase] else 0.0
+            comm[phase] *= left
+        shrink = sum(comm.values()) / sum(by_axis.values()) if by_axis else 0.0
+        by_axis = {name: took * shrink for name, took in by_axis.items()}
+    return ClassTimes(forward + comm["forward"], backward + again + comm["backward"], weight, by_axis)

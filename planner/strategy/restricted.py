@@ -1,0 +1,141 @@
+"""The point of the planner's space that a strategy names: each mesh axis splits only what its role says.
+
+    batch      examples                        parameters whole
+    context    positions of a sequence         parameters whole
+    model      neither, but with `sp` positions of what is shaped as the stream that layers hand on, which otherwise
+               is whole; every matrix is split: by the published table of `planner.search.baselines.SPLITS`, else by
+               whichever dim is fastest
+
+What a role leaves open is solved. The choice does not depend on the microbatch, so that one is made for all.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from costmodel.errors import InfeasibleError
+from costmodel.sharding import REPLICATED, Spec
+from planner.search.baselines import split_dim
+from planner.search.intra_op import solve
+from planner.search.problem import IntraOpProblem, SearchBudget
+from planner.space.backward import is_layered
+from planner.space.dims import batch_dims, sequence_dims
+from planner.space.model_space import ModelSpace
+from planner.space.nodes import AnyNode, BatchNode, GroupNode, ParameterNode, PortNode
+from planner.space.parameters import Storage
+from planner.space.setting import Setting
+
+Role = Literal["batch", "context", "model"]
+_MANY = 64  # microbatches: what can be done once a step is
+_BUDGET = SearchBudget(relative_gap=0.05, prove=False, mip_nodes=50)
+
+
+def choose(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool) -> tuple[int, ...]:
+    """The option of each node of a space under roles of its axes.
+
+    Raises:
+        InfeasibleError: MP181 where no assignment conforms.
+    """
+    problem = space.problem(Setting(microbatches=_MANY, stages=1, in_flight=1, remat="none"), limit_bytes=np.inf)
+    solution = solve(restricted(space, problem, roles, sp=sp), budget=_BUDGET)
+    if not solution.status.found:
+        message = f"no assignment of {space.graph.name} splits its axes as {', '.join(roles)} of sizes {space.mesh}"
+        raise InfeasibleError("MP181", message, "choose other degrees")
+    return solution.choice
+
+
+def restricted(space: ModelSpace, problem: IntraOpProblem, roles: tuple[Role, ...], *, sp: bool) -> IntraOpProblem:
+    """The problem with the options left that the roles allow; a node of which none is allowed is left free."""
+    allow = _Allowed(space, roles, sp)
+    nodes = []
+    for node, priced in zip(space.nodes, problem.nodes, strict=True):
+        keep = allow.of(node)
+        nodes.append(replace(priced, time_s=np.where(keep, priced.time_s, np.inf)) if keep.any() else priced)
+    return replace(problem, nodes=tuple(nodes))
+
+
+class _Allowed:
+    def __init__(self, space: ModelSpace, roles: tuple[Role, ...], sp: bool):
+        self.space, self.roles, self.sp = space, roles, sp
+        self.batch, self.sequence = batch_dims(space.graph), sequence_dims(space.graph)
+        self.streams = {
+            cls.tensors[cls.inputs[i]].shape
+            for key, cls in space.graph.classes.items()
+            if is_layered(space.graph, key)
+            for i in space.carries[key]
+        }
+
+    def of(self, node: AnyNode) -> np.ndarray:
+        if isinstance(node, GroupNode):
+            tensors = self.space.graph.classes[node.class_key].tensors
+            names = (*node.group.reads, *node.group.exports)
+            return np.array(
+                [
+                    all(
+                        self._group_spec(node.class_key, n, spec, tensors[n].role == "param")
+                        for n, spec in zip(names, (*option.needs, *option.gives), strict=True)
+                    )
+                    for option in node.options
+                ]
+            )
+        if isinstance(node, PortNode):
+            return np.array([self._port_spec(node, spec) for spec in node.options])
+        if isinstance(node, ParameterNode):
+            return np.array([self._storage(node, storage) for storage in node.options])
+        if isinstance(node, BatchNode) and len(node.options) > 1:
+            wanted = [
+                all((c >= 0) == (r == "batch") for c, r in zip(spec, self.roles, strict=True)) for spec in node.options
+            ]
+            return np.array(wanted)
+        return np.ones(len(node.options), dtype=bool)
+
+    def _group_spec(self, key: str, name: str, spec: Spec, parameter: bool) -> bool:
+        batch, sequence = self.batch[key].get(name, frozenset()), self.sequence[key].get(name, frozenset())
+        for code, role in zip(spec, self.roles, strict=True):
+            if code < 0:
+                continue
+            if role == "batch" and (parameter or code not in batch):
+                return False
+            if role == "context" and (parameter or code not in sequence):
+                return False
+            if role == "model" and (code in batch or (code in sequence and not self.sp)):
+                return False
+            if role == "model" and code not in sequence and self._shape(key, name) in self.streams:
+                return False
+        return True
+
+    def _shape(self, key: str, name: str) -> tuple[int, ...]:
+        return self.space.graph.classes[key].tensors[name].shape
+
+    def _port_spec(self, node: PortNode, spec: Spec) -> bool:
+        """With `sp`, what a layer hands to the next lies split by positions."""
+        key, name = node.class_key, node.tensor
+        if not self._group_spec(key, name, spec, False):
+            return False
+        carried = is_layered(self.space.graph, key) and name in {
+            self.space.graph.classes[key].inputs[i] for i in self.space.carries[key]
+        }
+        if not carried:
+            return True
+        sequence = self.sequence[key].get(name, frozenset())
+        split = all(c in sequence for c, role in zip(spec, self.roles, strict=True) if role == "model")
+        return split == self.sp or not sequence
+
+    def _storage(self, node: ParameterNode, storage: Storage) -> bool:
+        if not storage.value == storage.gradient == storage.optimizer:
+            return False
+        matrix = len(node.tensor.shape) > 1
+        for axis, (code, role) in enumerate(zip(storage.value, self.roles, strict=True)):
+            if role != "model":
+                if code != REPLICATED:
+                    return False
+                continue
+            size, shape = self.space.mesh[axis], node.tensor.shape
+            named = split_dim(node.names[0], shape)
+            if named is not None and shape[named] % size == 0:
+                if code != named:
+                    return False
+            elif matrix and len(node.options) > 1 and any(n % size == 0 for n in shape) and code == REPLICATED:
+                return False
+        return True

@@ -1,0 +1,180 @@
+"""A configuration as people write it: degrees, schedule, remat, ZeRO stage and what a framework adds to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from costmodel.documents import suggestion
+from costmodel.errors import InputError
+
+RematPolicy = Literal["none", "selective", "full"]
+Attention = Literal["graph", "unfused", "fused", "flash"]
+GradientDtype = Literal["float32", "bfloat16", "float16"]
+MatmulDtype = Literal["float8", "int8"]
+
+_WORDS = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
+_SHORT = {"mbs": "microbatch", "vpp": "interleave", "vp": "interleave", "recompute": "remat"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What `planner.estimate` is asked about. Every field restricts the planner's own space.
+
+    Attributes:
+        dp, tp, pp, cp, ep: degrees of data, tensor, pipeline, context and expert parallelism. Experts are spread over
+            data-parallel devices, so `ep` divides `dp`; the others multiply to the devices used.
+        microbatch: examples of one microbatch on one data-parallel replica.
+        schedule: of the pipeline; with ``interleave`` above 1 each stage has so many parts of the model.
+        remat: ``selective`` recomputes attention's scores and what follows from them, ``full`` whole layers.
+        zero: what of gradients (2), optimizer state (1) and parameters (3) data-parallel devices split.
+        sp: whether tensor-parallel devices split positions of what lies between their products.
+        partition: layers of each stage; None for equal parts.
+        first_axis: innermost axes of the device order, such as ``tp-cp-dp-pp`` (the first varies fastest).
+        gradient_dtype: in which gradients are reduced; None for what the model keeps.
+        overlap_gradients, overlap_parameters, overlap_tensor: whether gradient reductions, gathers of parameters, and
+            collectives of tensor and context parallelism run beside compute.
+        bucket_bytes: gradients are reduced in parts of this size.
+        attention: ``graph`` as captured; ``unfused`` each op of the softmax by itself, ``fused`` in one kernel,
+            ``flash`` without scores in memory.
+        matmul_dtype: in which products with parameters run; None for what the model computes in.
+        scatter_gather: whether each tensor-parallel device sends its own part of an activation to the next stage.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    microbatch: int = 1
+    schedule: str = "1f1b"
+    interleave: int = 1
+    remat: RematPolicy = "none"
+    zero: int = 0
+    sp: bool = False
+    partition: tuple[int, ...] | None = None
+    rank_order: str = "tp-cp-dp-pp"
+    gradient_dtype: GradientDtype | None = None
+    overlap_gradients: bool = False
+    overlap_parameters: bool = False
+    overlap_tensor: bool = False
+    bucket_bytes: int | None = None
+    attention: Attention = "graph"
+    matmul_dtype: MatmulDtype | None = None
+    scatter_gather: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    def replaced(self, **changes: Any) -> "Strategy":
+        return check_strategy(replace(self, **changes))
+
+
+_COUNTS = ("dp", "tp", "pp", "cp", "ep", "microbatch", "interleave")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "remat": get_args(RematPolicy),
+    "attention": get_args(Attention),
+    "gradient_dtype": (None, *get_args(GradientDtype)),
+    "matmul_dtype": (None, *get_args(MatmulDtype)),
+    "zero": (0, 1, 2, 3),
+}
+_FLAGS = ("sp", "overlap_gradients", "overlap_parameters", "overlap_tensor", "scatter_gather")
+
+
+def parse_strategy(given: "str | Mapping[str, Any] | Strategy") -> Strategy:
+    """A strategy from text such as ``dp=8,tp=8,pp=12,microbatch=1,zero=1,sp=on``, a mapping of the same, or itself.
+
+    ``partition`` is written ``partition=10+10+12``.
+
+    Raises:
+        InputError: MP180 for what is not a strategy, a field that there is not, or a value that it cannot have.
+    """
+    if isinstance(given, Strategy):
+        return check_strategy(given)
+    if isinstance(given, str):
+        items = {}
+        for part in filter(None, (p.strip() for p in given.split(","))):
+            key, sign, value = part.partition("=")
+            if not sign:
+                raise InputError("MP180", f"{part!r} in the strategy has no '='", "write dp=8,tp=4,pp=2,microbatch=1")
+            if key.strip() in items:
+                raise InputError("MP180", f"the strategy gives {key.strip()!r} twice", "give it once")
+            items[key.strip()] = value.strip()
+    elif isinstance(given, Mapping):
+        items = dict(given)
+    else:
+        message = f"a strategy is text, a mapping or a Strategy, not {type(given).__name__}"
+        raise InputError("MP180", message, "write 'dp=8,tp=4,pp=2,microbatch=1'")
+    known = {f.name for f in fields(Strategy)}
+    values = {}
+    for key, value in items.items():
+        name = _SHORT.get(str(key), str(key))
+        if name not in known:
+            hint = suggestion(str(key), tuple(sorted(known)), "a strategy has")
+            raise InputError("MP180", f"unknown field {key!r} in the strategy", hint)
+        values[name] = _value(name, value)
+    return check_strategy(Strategy(**values))
+
+
+def _value(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return tuple(value) if name == "partition" and value is not None else value
+    word = value.lower()
+    if name in _FLAGS:
+        if word not in _WORDS:
+            raise InputError("MP180", f"{name}={value}: it is on or off", "")
+        return _WORDS[word]
+    if name == "partition":
+        try:
+            return tuple(int(part) for part in value.split("+"))
+        except ValueError:
+            raise InputError("MP180", f"partition={value}", "write layers of each stage, partition=10+10+12") from None
+    if name in (*_COUNTS, "zero", "bucket_bytes"):
+        try:
+            return int(value)
+        except ValueError:
+            raise InputError("MP180", f"{name}={value} is no whole number", "") from None
+    return None if word == "none" and name in ("gradient_dtype", "matmul_dtype") else value
+
+
+def check_strategy(strategy: Strategy) -> Strategy:
+    """The same, if its values make sense together.
+
+    Raises:
+        InputError: MP180.
+    """
+    for name in _COUNTS:
+        value = getattr(strategy, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError("MP180", f"{name}={value!r}: it is a whole number from 1 on", "")
+    for name, legal in _CHOICES.items():
+        if getattr(strategy, name) not in legal:
+            words = ", ".join(str(one) for one in legal if one is not None)
+            raise InputError("MP180", f"{name}={getattr(strategy, name)!r}", f"legal are {words}")
+    for name in _FLAGS:
+        if not isinstance(getattr(strategy, name), bool):
+            raise InputError("MP180", f"{name}={getattr(strategy, name)!r}: it is on or off", "")
+    if strategy.bucket_bytes is not None and strategy.bucket_bytes < 1:
+        raise InputError("MP180", f"bucket_bytes={strategy.bucket_bytes}: at least 1", "")
+    if strategy.interleave > 1 and strategy.pp == 1:
+        message = f"interleave={strategy.interleave} with pp=1: parts of a stage take turns only in a pipeline"
+        raise InputError("MP180", message, "raise pp, or leave interleave at 1")
+    if strategy.dp % strategy.ep:
+        message = f"ep={strategy.ep} does not divide dp={strategy.dp}"
+        raise InputError("MP180", message, "experts are spread over data-parallel devices")
+    if sorted(strategy.rank_order.split("-")) != ["cp", "dp", "pp", "tp"]:
+        message = f"rank_order={strategy.rank_order!r}"
+        raise InputError("MP180", message, "name each of tp, cp, dp and pp once, innermost first: tp-cp-dp-pp")
+    if strategy.partition is not None:
+        _check_partition(strategy)
+    return strategy
+
+
+def _check_partition(strategy: Strategy) -> None:
+    partition = strategy.partition or ()
+    if len(partition) != strategy.pp * strategy.interleave:
+        want = strategy.pp * strategy.interleave
+        message = f"partition names {len(partition)} parts, pp={strategy.pp} with interleave={strategy.interleave} "
+        raise InputError("MP180", message + f"has {want}", "")
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in partition):
+        raise InputError("MP180", f"partition={partition}: whole numbers of layers from 0 on", "")

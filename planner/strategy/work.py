@@ -1,0 +1,285 @@
+"""What a model does on the devices of one replica of one stage, as amounts that no constant of a device has touched.
+
+A decision of the planner's space on the mesh (context, tensor) becomes kernels, collectives and bytes by block class.
+All of them grow with the microbatch as ``a + b * microbatch``, so that two captures give every size; only the shapes of
+the kernels make time curve, and those are kept. (A lookup that takes more rows than its table has grows no more: below
+that its bytes are overstated by at most the table's.)
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compute import peak_flops_per_s
+from costmodel.graph import BlockClass, Parameter
+from costmodel.kernels import Kernel, KernelTable, is_matmul, op_dtype
+from costmodel.sharding import result_spec, split_factor
+from planner.space.backward import is_layered
+from planner.space.decision import Decision
+from planner.space.group_costs import group_live
+from planner.space.nodes import GroupNode
+from planner.strategy.attention import Core, attention_cores
+from planner.strategy.strategy import Attention
+
+Floats = NDArray[np.float64]
+MoveKey = tuple[str, str, int]  # phase, kind, axis
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Bytes and starts of collectives by (phase, kind, axis), as rows in the order of `keys`."""
+
+    keys: tuple[MoveKey, ...]
+    amounts: Floats  # (n, 2): bytes, starts
+
+
+@dataclass(frozen=True)
+class ClassWork:
+    """One block of a class, for one microbatch of one size, on one device.
+
+    Attributes:
+        blocks: how many the model has; layered: whether they are layers of a stack.
+        kernels: of both passes; backward, core: which run backward, and which are recomputed under selective remat;
+            flash: which are products inside attention that never stores its scores.
+        weight: share of each that only weight gradients need.
+        moves: collectives, without and with full remat.
+        kept_bytes: for the backward pass without remat; of these core_bytes are attention's own; entry_bytes are kept
+            under full remat.
+        live_bytes: the most that is live while one op group runs.
+        crossing_bytes: of what the block hands on.
+    """
+
+    key: str
+    blocks: int
+    layered: bool
+    kernels: KernelTable
+    backward: NDArray[np.bool_]
+    core: NDArray[np.bool_]
+    flash: NDArray[np.bool_]
+    weight: Floats
+    moves: Mapping[str, Moves]
+    kept_bytes: float
+    core_bytes: float
+    entry_bytes: float
+    live_bytes: float
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A parameter as one device of the tensor-parallel group holds it.
+
+    Attributes:
+        elements: that one block of a reading class needs.
+        layered: whether every block reads an item of its own.
+        readers: block classes.
+    """
+
+    facts: Parameter
+    elements: float
+    layered: bool
+    readers: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Work:
+    """All classes of a model at one microbatch size, its leaves, and the order of its blocks."""
+
+    microbatch: int
+    classes: Mapping[str, ClassWork]
+    leaves: tuple[Leaf, ...]
+    order: tuple[str, ...]
+    stream_bytes: float  # of what crosses from layer to layer, whole on one replica
+
+
+def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtype: str | None = None) -> Work:
+    """The amounts behind a decision.
+
+    Args:
+        decisions: the same choice by remat, ``none`` and ``full``.
+        matmul_dtype: in which products with parameters run, if not in what the model computes in.
+    """
+    decision = decisions["none"]
+    graph = decision.space.graph
+    classes = {}
+    for key, cls in graph.classes.items():
+        classes[key] = _class_work(decisions, key, cls, attention, matmul_dtype)
+    streams = [
+        cls.tensors[cls.inputs[i]].bytes for key, cls in graph.classes.items() for i in decision.space.carries[key]
+    ]
+    return Work(
+        microbatch=graph.microbatch,
+        classes=classes,
+        leaves=_leaves(decision),
+        order=tuple(block.class_key for block in graph.blocks),
+        stream_bytes=float(max(streams, default=0)),
+    )
+
+
+def _class_work(
+    decisions: Mapping[str, Decision], key: str, cls: BlockClass, attention: Attention, matmul_dtype: str | None
+) -> ClassWork:
+    decision = decisions["none"]
+    space = decision.space
+    cores = attention_cores(cls)
+    inside = frozenset().union(*(core.chain | {core.score_op, core.mix_op} for core in cores)) if cores else frozenset()
+    kernels: list[Kernel] = []
+    backward: list[bool] = []
+    core: list[bool] = []
+    flash: list[bool] = []
+    weight: list[float] = []
+    for op in cls.ops:
+        strategy = decision.op_strategies[key][op.name]
+        ahead, back = space.pricing.kernels(op, strategy, cls.tensors, space.traffic[key])
+        moving = [n for n in op.inputs if n and cls.tensors[n].needs_grad]
+        of_weights = [n for n in moving if cls.tensors[n].role == "param" or n in space.derived[key]]
+        share = 0.0 if not of_weights else 1.0 if len(of_weights) == len(moving) else 0.5
+        ahead, back = _with_attention(op.name, ahead, back, cores, attention, decision, key)
+        if matmul_dtype is not None and is_matmul(op) and of_weights:
+            kind = space.pricing.kind
+            own = peak_flops_per_s(op_dtype(op, cls.tensors), kind, is_matmul=True).value
+            faster = own / peak_flops_per_s(matmul_dtype, kind, is_matmul=True).value
+            ahead, back = (tuple(replace(k, matmul_s=k.matmul_s * faster) for k in run) for run in (ahead, back))
+        again = ahead if op.scope >= 0 else ()
+        for run, way in ((ahead, False), ((*back, *again), True)):
+            kernels += run
+            backward += [way] * len(run)
+            core += [op.name in inside and not way] * len(run)
+            flash += [op.name in inside and attention == "flash"] * len(run)
+            weight += [share if way else 0.0] * len(run)
+    kept = decision.kept[key]
+    makes = {name for op in cls.ops if op.name in inside for name in op.outputs}
+    own = {f"{op}(" for op in inside}
+    of_core = {n for n, _ in kept if n in makes or any(n.startswith(start) for start in own)}
+    mixes = {name for op in cls.ops if op.name in {c.mix_op for c in cores} for name in op.outputs}
+    layers = space.counts[key]
+    size = {pair: bytes_ / (layers if pair[0] in space.once[key] else 1) for pair, bytes_ in kept.items()}
+    live = [
+        group_live(space, node, node.options[decision.choice[i]])
+        for i, node in enumerate(space.nodes)
+        if isinstance(node, GroupNode) and node.class_key == key
+    ]
+    entries = decisions["full"].kept[key]
+    core_bytes = sum(b for (n, _), b in size.items() if n in of_core and n not in mixes)
+    kept_bytes = sum(size.values())
+    if attention in ("fused", "flash"):
+        shares = sum(_local_bytes(decision, key, c.shares) for c in cores) if attention == "fused" else 0.0
+        kept_bytes, core_bytes = kept_bytes - core_bytes + shares, shares
+    return ClassWork(
+        key=key,
+        blocks=layers,
+        layered=is_layered(space.graph, key),
+        kernels=KernelTable.of(kernels),
+        backward=np.array(backward, dtype=bool),
+        core=np.array(core, dtype=bool),
+        flash=np.array(flash, dtype=bool),
+        weight=np.array(weight),
+        moves={remat: _moves(one, key) for remat, one in decisions.items()},
+        kept_bytes=kept_bytes,
+        core_bytes=core_bytes,
+        entry_bytes=sum(b / (layers if n in space.once[key] else 1) for (n, _), b in entries.items()),
+        live_bytes=max(live, default=0.0),
+    )
+
+
+def _local_bytes(decision: Decision, key: str, name: str) -> float:
+    """Bytes of one tensor of a class on one device, as the op that makes it leaves it."""
+    cls = decision.space.graph.classes[key]
+    op = next(op for op in cls.ops if name in op.outputs)
+    spec = result_spec(op, op.outputs.index(name), decision.op_strategies[key][op.name])
+    return cls.tensors[name].bytes / split_factor(spec, decision.space.mesh)
+
+
+def _with_attention(
+    op: str,
+    ahead: tuple[Kernel, ...],
+    back: tuple[Kernel, ...],
+    cores: tuple[Core, ...],
+    attention: Attention,
+    decision: Decision,
+    key: str,
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """An op's kernels where attention is fused or never stores its scores."""
+    core = next((c for c in cores if op in (c.score_op, c.mix_op) or op in c.chain), None)
+    if core is None or attention in ("graph", "unfused"):
+        return ahead, back
+    bandwidth = decision.space.pricing.kind.memory_bandwidth_bytes_per_s
+    shares_s = _local_bytes(decision, key, core.shares) / bandwidth
+    scores_s = _local_bytes(decision, key, core.scores) / bandwidth
+    if op in core.chain:
+        if attention == "flash" or op != min(core.chain):
+            return (), ()
+        forward = Kernel(0.0, 0.0, scores_s + shares_s, 1.0)
+        return (forward,), (replace(forward, memory_s=2 * shares_s + scores_s),)
+    if attention == "fused":
+        return ahead, back
+    stored_s = scores_s if op == core.score_op else shares_s
+    part = 0.5 if core.causal else 1.0
+    less, behind = (
+        tuple(replace(k, matmul_s=part * k.matmul_s, memory_s=max(0.0, k.memory_s - stored_s)) for k in run)
+        for run in (ahead, back)
+    )
+    return less, (*behind, *less) if op == core.score_op else behind
+
+
+def _moves(decision: Decision, key: str) -> Moves:
+    """Collectives by kind; those of gradients once a step belong to the leaves (`Leaf`)."""
+    found: dict[MoveKey, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for move in decision.costs[key].moves:
+        if move.phase != "once":
+            row = found[move.phase, move.kind, move.axis]
+            row[0] += move.moved_bytes
+            row[1] += move.starts
+    keys = tuple(sorted(found))
+    return Moves(keys, np.array([found[k] for k in keys]).reshape(-1, 2))
+
+
+def _leaves(decision: Decision) -> tuple[Leaf, ...]:
+    space, found = decision.space, []
+    for name, node in decision.parameter_nodes.items():
+        storage = decision.storage[name]
+        elements = math.prod(node.tensor.shape) / split_factor(storage.value, space.mesh)
+        layered = node.count > len(node.names)
+        found.append(Leaf(space.graph.params[name], elements, layered, frozenset(key for key, _ in node.places)))
+    return tuple(found)
+
+
+def interpolated(one: Work, other: Work, microbatch: int) -> Work:
+    """The amounts at another microbatch size, on the line through two.
+
+    Raises:
+        ValueError: the two differ in more than amounts: the model is not the same at both sizes.
+    """
+    if microbatch == one.microbatch:
+        return one
+    t = (microbatch - one.microbatch) / (other.microbatch - one.microbatch)
+    if one.order != other.order and len(one.order) != len(other.order):
+        raise ValueError("the model has other blocks at another microbatch size")
+    classes = {}
+    for (key, a), b in zip(one.classes.items(), other.classes.values(), strict=True):
+        if len(a.kernels.matmul_s) != len(b.kernels.matmul_s) or a.moves["none"].keys != b.moves["none"].keys:
+            raise ValueError("the model has other ops at another microbatch size")
+        kernels = KernelTable(
+            **{
+                f.name: _line(getattr(a.kernels, f.name), getattr(b.kernels, f.name), t)
+                for f in fields(KernelTable)
+                if f.name != "misaligned"
+            },
+            misaligned=a.kernels.misaligned,
+        )
+        moves = {remat: Moves(m.keys, _line(m.amounts, b.moves[remat].amounts, t)) for remat, m in a.moves.items()}
+        sizes = {
+            name: float(_line(np.float64(getattr(a, name)), np.float64(getattr(b, name)), t))
+            for name in ("kept_bytes", "core_bytes", "entry_bytes", "live_bytes")
+        }
+        classes[key] = replace(a, kernels=kernels, moves=moves, **sizes)
+    stream = float(_line(np.float64(one.stream_bytes), np.float64(other.stream_bytes), t))
+    return Work(microbatch, classes, one.leaves, one.order, stream)
+
+
+def _line(a: Floats, b: Floats, t: float) -> Floats:
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(a), a + t * (b - a), a)

@@ -1,0 +1,110 @@
+"""Fitting a few physical constants to measured times: robustly, and with priors, so that few measurements suffice.
+
+    minimise over x   sum over measurements  rho(log(predicted(x) / measured) / SIGMA)
+                    + sum over constants     ((log x - log prior) / log spread)^2
+
+with rho the soft-L1 loss: a measurement that is far off (a cluster in trouble) pulls with its sign and not its size.
+Constants are fitted in the logarithm, so that they stay positive and a spread is a factor.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from costmodel.errors import InputError
+
+Floats = NDArray[np.float64]
+
+SIGMA = 0.03
+"""Error of a measured step time that counts as usual: repeats of one configuration differ by 0.1 to 3% in published
+logs."""
+
+FEWEST = 5
+"""Measurements below which a fit does more harm than good (one row doubled the error on published tables)."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant to fit: its name, its likeliest value, the factor by which that may well be off, and its range."""
+
+    name: str
+    prior: float
+    spread: float = 1.5
+    low: float = 0.0
+    high: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fitted constants by name, and what is left.
+
+    Attributes:
+        residuals: log(predicted / measured) of each measurement.
+        half_width: the interval ``time * exp(+-half_width)`` holds 90% of the measurements.
+    """
+
+    values: Mapping[str, float]
+    residuals: Floats
+
+    @property
+    def half_width(self) -> float:
+        return half_width(self.residuals)
+
+
+def half_width(residuals: Sequence[float] | Floats, share: float = 0.9) -> float:
+    """The least bound on |log error| that holds for a share of new measurements: the quantile of those at hand with a
+    place for the one to come (split conformal prediction: rank ceil(share (n + 1)))."""
+    errors = np.sort(np.abs(np.asarray(residuals, dtype=np.float64)))
+    if not len(errors):
+        return 0.0
+    rank = int(np.ceil(share * (len(errors) + 1)))
+    return float(errors[min(rank, len(errors)) - 1])
+
+
+def calibrate(
+    constants: Sequence[Constant],
+    predict: Callable[[Mapping[str, float]], Floats],
+    measured_s: Sequence[float] | Floats,
+    *,
+    fewest: int = FEWEST,
+    evaluations: int = 40,
+) -> Calibration:
+    """Fits constants to measured times.
+
+    Args:
+        predict: predicted seconds of every measurement under constants by name.
+        measured_s: seconds.
+        fewest: measurements that are needed.
+
+    Raises:
+        InputError: MP186 too few measurements, or one that is no positive number.
+    """
+    measured = np.asarray(measured_s, dtype=np.float64)
+    if len(measured) < fewest:
+        message = f"{len(measured)} measured runs were given, calibration needs {fewest}"
+        raise InputError("MP186", message, "measure more configurations: other degrees, microbatches, device counts")
+    if not (np.isfinite(measured).all() and (measured > 0).all()):
+        at = int(np.flatnonzero(~(np.isfinite(measured) & (measured > 0)))[0])
+        raise InputError("MP186", f"measurement {at} is {measured[at]} s", "times are positive seconds")
+    names = [one.name for one in constants]
+    prior = np.log([one.prior for one in constants])
+    spread = np.log([one.spread for one in constants])
+    low = np.array([np.log(one.low) if one.low > 0 else -np.inf for one in constants])
+    high = np.array([np.log(one.high) if np.isfinite(one.high) else np.inf for one in constants])
+
+    def errors(x: Floats) -> Floats:
+        return np.log(predict(dict(zip(names, np.exp(x), strict=True))) / measured)
+
+    def cost(x: Floats) -> Floats:
+        scaled = errors(x) / SIGMA
+        soft = np.sign(scaled) * np.sqrt(
+            2.0 * (np.sqrt(1.0 + scaled**2) - 1.0)
+        )  # soft-L1, constants' priors stay squared
+        return np.concatenate([soft, (x - prior) / spread])
+
+    start = np.clip(prior, low + 1e-9, high - 1e-9)
+    found = least_squares(cost, start, bounds=(low, high), max_nfev=evaluations, x_scale=np.maximum(spread, 1e-3))
+    return Calibration(dict(zip(names, np.exp(found.x).tolist(), strict=True)), errors(found.x))

@@ -1,0 +1,244 @@
+"""Estimates of strategies against the planner's own scores, counts of collectives and closed forms."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+import planner
+from costmodel.cluster import Cluster, parse_cluster
+from costmodel.collectives import axis_links
+from costmodel.errors import InputError
+from costmodel.estimator import Pricing
+from costmodel.graph import UpdateJoins
+from costmodel.stack import Stack
+from planner.frontend.capture import capture
+from planner.frontend.graph import model_graph
+from planner.models.families.gpt import gpt
+from planner.models.families.llama import llama
+from planner.models.families.moe import moe
+from planner.search.candidates import Facts
+from planner.space.decision import Decision
+from planner.space.model_space import ModelSpace
+from planner.space.setting import Setting
+from planner.strategy.attention import attention_cores
+from planner.strategy.captured import CapturedModel
+from planner.strategy.memory import in_flight
+from planner.strategy.pricing import class_times
+from planner.strategy.restricted import Role, choose
+from planner.strategy.stages import equal_parts
+from planner.strategy.strategy import Strategy, parse_strategy
+from planner.strategy.work import interpolated, work_of
+from profiles.catalogue import device_kind, load_catalogue
+
+KIND = device_kind("A100-SXM4-80GB")
+TASK = gpt(hidden=1024, layers=8, heads=16, vocab=8192, seq=512)
+PLAIN = Stack(name="plain")
+
+
+@lru_cache(maxsize=4)
+def cluster(nodes: int = 4, per_node: int = 8) -> Cluster:
+    group = {"name": "a", "nodes": nodes, "device": KIND.name, "devices_per_node": per_node}
+    return parse_cluster({"name": "c", "group": [group]}, load_catalogue())
+
+
+@lru_cache(maxsize=2)
+def estimator(nodes: int = 4) -> planner.Estimator:
+    return planner.Estimator(model=TASK, cluster=cluster(nodes))
+
+
+def decision(
+    tp: int,
+    microbatch: int,
+    *,
+    sp: bool = False,
+    remat: str = "none",
+    task: object = TASK,
+    choice: tuple[int, ...] | None = None,
+) -> Decision:
+    mesh = (tp,) if tp > 1 else ()
+    links = axis_links(cluster().groups[0], mesh) if mesh else ()
+    pricing = Pricing(kind=KIND, mesh=mesh, axis_names=("model",)[: len(mesh)], links=links)
+    space = ModelSpace(graph=model_graph(capture(task, microbatch), UpdateJoins()), pricing=pricing)  # type: ignore[arg-type]
+    roles: tuple[Role, ...] = ("model",)[: len(mesh)]
+    setting = Setting(microbatches=4, stages=1, in_flight=1, remat=remat)  # type: ignore[arg-type]
+    picked = choose(space, roles, sp=sp) if choice is None else choice
+    return Decision(space=space, setting=setting, choice=picked, time_s=0.0, bound_s=0.0)
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_blocks_cost_what_the_search_charges_for_the_same_decision(tp: int, sp: bool, remat: str) -> None:
+    one = {which: decision(tp, 6, sp=sp and tp > 1, remat=which) for which in ("none", "full")}
+    work = work_of(one, "graph")
+    axis = "tp"
+
+    class Links:
+        def seconds(self, kind: str, name: str, moved_bytes: float, starts: float = 1.0) -> float:
+            assert name == axis
+            fixed, slope = one["none"].space.pricing.casts.line(kind, 0)
+            return fixed * starts + slope * moved_bytes
+
+    times = class_times(work, KIND, PLAIN, Links(), (axis,)[: 1 if tp > 1 else 0], remat)  # type: ignore[arg-type]
+    for key, cost in one[remat].costs.items():
+        assert times[key].forward_s == pytest.approx(cost.forward_s + cost.forward_cast_s, rel=1e-6)
+        backward = cost.backward_s + cost.backward_cast_s - _accumulated(one[remat], key)
+        assert times[key].backward_s == pytest.approx(backward, rel=1e-6)
+        assert work.classes[key].entry_bytes == pytest.approx(one["full"].costs[key].saved_bytes)
+        assert work.classes[key].kept_bytes == pytest.approx(one["none"].costs[key].saved_bytes)
+
+
+def _accumulated(one: Decision, key: str) -> float:
+    """Adding gradients of microbatches up, which estimates charge to the stage."""
+    from planner.space.accumulation import accumulate_s
+
+    nodes = {id(n): n for n in one.parameter_nodes.values() if key in n.shares}
+    return sum(n.shares[key] * accumulate_s(one.space, n, one.storage[n.names[0]]) for n in nodes.values())
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        gpt(hidden=512, layers=4, heads=8, vocab=32768, seq=256),
+        llama(hidden=512, layers=4, heads=8, kv_heads=4, vocab=16384, seq=256, ffn=1408),
+    ],
+)
+def test_work_lies_on_the_line_through_two_sizes(task: object) -> None:
+    samples, choice = {}, decision(2, 7, task=task).choice
+    for size in (7, 11, 3):
+        both = {which: decision(2, size, remat=which, task=task, choice=choice) for which in ("none", "full")}
+        samples[size] = work_of(both, "fused")
+    guess = interpolated(samples[7], samples[11], 3)
+    for found, real in zip(guess.classes.values(), samples[3].classes.values(), strict=True):
+        assert found.kernels.matmul_s == pytest.approx(real.kernels.matmul_s, rel=1e-9)
+        assert found.kernels.memory_s == pytest.approx(real.kernels.memory_s, rel=1e-9)
+        assert found.kernels.dims == pytest.approx(real.kernels.dims, rel=1e-9)
+        assert found.moves["full"].amounts == pytest.approx(real.moves["full"].amounts, rel=1e-9)
+        assert found.kept_bytes == pytest.approx(real.kept_bytes)
+        assert found.live_bytes == pytest.approx(real.live_bytes)
+
+
+def test_tensor_parallel_layers_run_the_collectives_of_megatron() -> None:
+    """Shoeybi et al. 2019: two all-reduces each way; Korthikanti et al. 2022: with sequence parallelism a gather and a
+    scatter for each of them."""
+    plain, split = decision(4, 6), decision(4, 6, sp=True)
+    (layer,) = [key for key, count in plain.space.counts.items() if count > 1]
+    stream = 6 * 512 * 1024 * 2
+    assert _large(plain, layer, stream) == {("forward", "all_reduce"): 2, ("backward", "all_reduce"): 2}
+    (layer,) = [key for key, count in split.space.counts.items() if count > 1]
+    counts = _large(split, layer, stream)
+    assert counts["forward", "all_gather"] == counts["forward", "reduce_scatter"] == 2
+    assert counts["backward", "reduce_scatter"] == 2 and ("forward", "all_reduce") not in counts
+
+
+def _large(one: Decision, key: str, least: float) -> dict[tuple[str, str], float]:
+    found: Counter[tuple[str, str]] = Counter()
+    for move in one.costs[key].moves:
+        if move.phase != "once" and move.moved_bytes >= least:
+            found[move.phase, move.kind] += round(move.starts)
+    return dict(found)
+
+
+def test_attention_is_found_and_known_to_be_causal() -> None:
+    graph = model_graph(capture(TASK, 2), UpdateJoins())
+    cores = [core for cls in graph.classes.values() for core in attention_cores(cls)]
+    assert len(cores) == 1 and cores[0].causal
+    experts = moe(hidden=256, layers=2, heads=4, vocab=512, seq=64, ffn=512, experts=4)
+    graph = model_graph(capture(experts, 2), UpdateJoins())
+    assert sum(len(attention_cores(cls)) for cls in graph.classes.values()) == 1
+
+
+def test_flash_attention_moves_and_computes_less_than_fused_and_that_less_than_ops_one_by_one() -> None:
+    found = [estimator()(f"dp=4,microbatch=4,attention={kind}", 64) for kind in ("graph", "fused", "flash")]
+    assert found[0].step_time_s > found[1].step_time_s > found[2].step_time_s
+    assert found[0].memory.peak_bytes > found[1].memory.peak_bytes > found[2].memory.peak_bytes
+
+
+def test_more_recomputation_takes_longer_and_less_memory() -> None:
+    found = [estimator()(f"dp=4,microbatch=4,remat={remat}", 64) for remat in ("none", "selective", "full")]
+    assert found[0].step_time_s < found[1].step_time_s < found[2].step_time_s
+    assert found[0].memory.peak_bytes > found[1].memory.peak_bytes > found[2].memory.peak_bytes
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_state_is_split_as_zero_says(zero: int) -> None:
+    one, many = estimator()("dp=1,microbatch=1", 8), estimator()(f"dp=8,microbatch=1,zero={zero}", 64)
+    shares = [8 if zero >= stage else 1 for stage in (3, 2, 1)]
+    for name, share in zip(("parameters_bytes", "gradients_bytes", "optimizer_bytes"), shares, strict=True):
+        assert getattr(many.memory[0], name) == pytest.approx(getattr(one.memory[0], name) / share)
+
+
+def test_parts_of_a_step_add_up_and_layers_are_conserved() -> None:
+    for text in (
+        "dp=2,tp=2,pp=4,microbatch=1",
+        "dp=4,pp=2,interleave=2,microbatch=2,zero=1",
+        "dp=2,cp=2,tp=2,microbatch=1",
+    ):
+        found = estimator()(text, 32)
+        parts = [getattr(found.breakdown, name) for name in found.breakdown.__struct_fields__]
+        assert sum(parts) == pytest.approx(found.step_time_s, rel=1e-9) and min(parts) >= 0.0
+    model = CapturedModel(TASK)
+    work = model.work(Facts(KIND), Strategy(pp=3))
+    assert sum(equal_parts(8, 3)) == 8 and work.order == tuple(work.order)
+
+
+def test_a_pipeline_of_equal_stages_takes_what_the_closed_form_says() -> None:
+    """(m + p - 1) (F + B) for 1F1B with free sends, and a bubble of 1/v of that when interleaved v times."""
+    free = replace(parse_strategy("pp=4,microbatch=1"), partition=(2, 2, 2, 2))
+    found = estimator()(free, 32)
+    assert found.breakdown.bubble_s > 0.0
+    looped = estimator()(replace(free, interleave=2, partition=(1,) * 8), 32)
+    assert looped.breakdown.bubble_s == pytest.approx(found.breakdown.bubble_s / 2, rel=0.35)
+
+
+def test_in_flight_counts_are_those_of_the_schedules() -> None:
+    assert [in_flight(Strategy(pp=4), s, 8) for s in range(4)] == [4, 3, 2, 1]
+    assert [in_flight(Strategy(pp=4, schedule="gpipe"), s, 8) for s in range(4)] == [8] * 4
+    assert in_flight(Strategy(pp=4, interleave=2), 0, 8) == (2 * 3 + 4 + 1) / 2
+
+
+def test_an_estimate_says_where_it_comes_from_and_how_far_it_may_be_off() -> None:
+    found = planner.estimate(TASK, cluster(), "dp=4,tp=2,microbatch=2", global_batch=32)
+    low, high = found.error_bar
+    assert low < found.step_time_s < high
+    assert set(found.provenance) == {"compute", "communication", "memory", "step_time"}
+    assert 0.0 < found.mfu < 1.0 and found.fits
+    tokens = 32 * 512 / found.step_time_s / 8
+    assert found.tokens_per_s_per_device == pytest.approx(tokens)
+
+
+def test_constants_of_a_stack_count_and_may_be_written_in_the_strategy() -> None:
+    plain = estimator()("dp=4,microbatch=2", 32)
+    slow = estimator()("dp=4,microbatch=2,step_s=0.5", 32)
+    assert slow.step_time_s == pytest.approx(plain.step_time_s + 0.5)
+    assert estimator()({"dp": 4, "microbatch": 2, "slowdown": 2.0}, 32).step_time_s == pytest.approx(
+        2 * plain.step_time_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "code"),
+    [
+        ("dp=64,microbatch=1", 64, "MP183"),
+        ("dp=3,microbatch=2", 32, "MP185"),
+        ("pp=16,microbatch=1", 32, "MP184"),
+        ("pp=2,partition=3+4,microbatch=1", 32, "MP184"),
+        ("dp=2,microbatch=1,step_s=-1", 32, "MP182"),
+        ("dp=2,microbatch=1,stack=nothing", 32, "MP187"),
+        ("dp=2,microbatch=1,step_s=much", 32, "MP182"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_numbers(text: str, batch: int, code: str) -> None:
+    with pytest.raises(InputError) as caught:
+        estimator()(text, batch)
+    assert caught.value.code == code and caught.value.message
+
+
+@pytest.mark.parametrize("tp", [3, 5, 7])
+def test_odd_degrees_are_estimated(tp: int) -> None:
+    task = llama(hidden=105 * 16, layers=3, heads=105, vocab=105 * 32, seq=128, ffn=105 * 32)
+    odd = planner.estimate(task, cluster(1), f"tp={tp},microbatch=1", global_batch=4)
+    one = planner.estimate(task, cluster(1), "microbatch=1", global_batch=4)
+    assert odd.memory.peak_bytes < one.memory.peak_bytes

@@ -1,0 +1,57 @@
+"""Strategies as text: what is read, and what is refused with a word on why."""
+
+import dataclasses
+
+import pytest
+
+from costmodel.errors import InputError
+from planner.report.estimate import strategy_words
+from planner.strategy.strategy import Strategy, parse_strategy
+
+
+def test_text_mapping_and_record_give_the_same_strategy() -> None:
+    text = "dp=8, tp=4,pp=2,microbatch=3,remat=selective,zero=1,sp=on,partition=10+14,gradient_dtype=bfloat16"
+    parsed = parse_strategy(text)
+    assert parsed == Strategy(
+        dp=8,
+        tp=4,
+        pp=2,
+        microbatch=3,
+        remat="selective",
+        zero=1,
+        sp=True,
+        partition=(10, 14),
+        gradient_dtype="bfloat16",
+    )
+    assert parse_strategy(dataclasses.asdict(parsed)) == parse_strategy(parsed) == parsed
+    assert parse_strategy(strategy_words(parsed)) == parsed
+
+
+def test_short_names_of_frameworks_are_understood() -> None:
+    assert parse_strategy("pp=4,vpp=2,mbs=2,recompute=full") == Strategy(pp=4, interleave=2, microbatch=2, remat="full")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dp", "no '='"),
+        ("dp=8,dp=4", "twice"),
+        ("dpp=8", "unknown field 'dpp'"),
+        ("dp=0", "dp=0"),
+        ("dp=two", "no whole number"),
+        ("tp=-1", "tp=-1"),
+        ("zero=4", "zero=4"),
+        ("remat=some", "remat='some'"),
+        ("sp=maybe", "sp=maybe"),
+        ("interleave=2", "pp=1"),
+        ("dp=4,ep=3", "does not divide"),
+        ("pp=2,partition=3", "names 1 parts"),
+        ("pp=2,partition=3+x", "partition=3+x"),
+        ("rank_order=tp-dp-pp", "rank_order"),
+        (3, "not int"),
+    ],
+)
+def test_what_makes_no_strategy_is_refused(text: object, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_strategy(text)  # type: ignore[arg-type]
+    assert caught.value.code == "MP180" and words in caught.value.message
