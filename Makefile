@@ -60,7 +60,7 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/installed-for-tests: pyproject.toml | $(BIN)/python
-	$(PIP) install --editable '.[test]'
+	$(PIP) install --editable '.[test,cuda-check,tpu-check]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)-published/installed: pyproject.toml tests/published/requirements.txt

@@ -1,4 +1,4 @@
-"""CPU devices that share this machine, for plans of more devices than are attached. Decided before JAX is imported."""
+"""Which devices JAX will see: CPU devices that share this machine, or no accelerators. Set before it is imported."""
 
 import os
 import sys
@@ -31,3 +31,12 @@ def request_cpu_devices(count: int, *, only: bool) -> bool:
         raise InputError("MP161", message, f"set XLA_FLAGS={_FLAG}={count} before this process starts")
     os.environ["XLA_FLAGS"] = f"{flags} {_FLAG}={count}".strip()
     return True
+
+
+def look_for_no_accelerator() -> None:
+    """Tells the JAX that will be imported to use the CPU, unless the user says otherwise: for commands that only trace.
+
+    Where the compilers of CUDA devices or TPUs are installed and the devices are not there, JAX would log errors about
+    them.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")

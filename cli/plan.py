@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.exitcodes import FINDINGS, OK
+from cli.fake_devices import look_for_no_accelerator
 from cli.options import COUNT, json_option, model_option, output_option
 from cli.output import note, progress, save
 from planner.arguments import SCHEDULES
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--max-microbatch", type=COUNT, help="Largest microbatch to consider, in examples.")
 @click.option("--microbatch", type=COUNT, help="Pin the microbatch size, in examples.")
-@click.option("--schedule", type=click.Choice(SCHEDULES), default="auto", show_default=True, help="Pipeline schedule.")
+@click.option(
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    help="Pipeline schedule; auto: the best of all and of those made for the plan. Default: the best of the usual.",
+)
 @click.option("--stages", type=COUNT, help="Pin the number of pipeline stages.")
 @click.option("--name", help="Name of the plan. Default: made of model and cluster.")
 @click.option("--no-baselines", is_flag=True, help="Skip the hand-written configurations to compare with.")
@@ -39,7 +44,7 @@ def command(
     as_json: bool,
     max_microbatch: int | None,
     microbatch: int | None,
-    schedule: str,
+    schedule: str | None,
     stages: int | None,
     name: str | None,
     no_baselines: bool,
@@ -48,6 +53,8 @@ def command(
 
     Writes the plan file to -o FILE and shows one screen of it; with --json the plan document goes to stdout instead.
     """
+    if cluster is not None:
+        look_for_no_accelerator()
     import planner
     from planner.planfile.codec import encode
 

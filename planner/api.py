@@ -48,7 +48,7 @@ def plan(
     profile: Profile | str | Path | None = None,
     max_microbatch: int | None = None,
     microbatch: int | None = None,
-    schedule: str = "auto",
+    schedule: str | None = None,
     stages: int | None = None,
     pins: tuple[StagePin, ...] | None = None,
     baselines: bool = True,
@@ -64,7 +64,8 @@ def plan(
         global_batch: examples in one step.
         profile: measured costs, or their file; None plans from the cluster's datasheet figures.
         max_microbatch, microbatch: bounds or fixes the microbatch size (examples of all devices that share one).
-        schedule: ``auto``, ``1f1b`` or ``gpipe``.
+        schedule: a name (`planner.arguments.SCHEDULES`), ``auto`` for the best of all and of those made for the
+            plan's own times; None for the best of 1f1b, gpipe, hetero-1f1b and zb-h1, which takes less time to find.
         stages: fixes the number of pipeline stages; `pins` fixes devices and blocks of each.
         baselines: also score hand-written configurations.
         progress: called with (what is being done, done, total).
@@ -80,7 +81,7 @@ def plan(
     max_microbatch = given.optional_count("max_microbatch", max_microbatch)
     microbatch = given.optional_count("microbatch", microbatch)
     given.require_microbatch(microbatch, global_batch)
-    schedule = given.require_choice("schedule", schedule, given.SCHEDULES)
+    schedule = None if schedule is None else given.require_choice("schedule", schedule, given.SCHEDULES)
     stages, pins = given.optional_count("stages", stages), given.require_pins(pins, call)
     name, sequence = given.require_text("name", name), given.optional_count("sequence", sequence)
     target = given.require_cluster(cluster, call)

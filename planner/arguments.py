@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
+from costmodel.schedule.registry import FAMILIES
 from planner.plan_files import read_plan
 from planner.planfile.schema import Plan
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 LARGEST, LARGEST_BATCH = (1 << 63) - 1, 100_000_000
 """Of a count, and of a global batch, all divisors of which are looked at."""
 
-SCHEDULES = ("auto", "1f1b", "gpipe")
+SCHEDULES = ("auto", *(name for name in FAMILIES if name != "sequence-chunks"))
+"""What can be asked for. A plan has the times of whole microbatches, not of slices of their sequences."""
 
 
 def require_plan(value: object, call: str) -> Plan:

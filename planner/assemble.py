@@ -10,6 +10,7 @@ from costmodel.kernels import op_dtype
 from costmodel.schedule.actions import Actor, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
 from planner.breakdown import breakdown
+from planner.plan_slack import with_slack
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
 from planner.planfile.schema import (
@@ -37,7 +38,7 @@ from planner.planfile.schema import (
 )
 from planner.planfile.specs import dims_of, strategy_names, value_from_spec
 from planner.search.layout import GroupChoice, Layout, StageChoice, crossing_bytes, held_parameters
-from planner.search.score import GroupScore, Score, _sends, tied_parameters
+from planner.search.score import GroupScore, Score, sends_of, tied_parameters
 
 
 def model_record(
@@ -105,7 +106,7 @@ def assemble_plan(
         )
         for s, stage in enumerate(layout.stages)
     )
-    return Plan(
+    plan = Plan(
         schema_version=SCHEMA_VERSION,
         name=name,
         model=model,
@@ -128,6 +129,7 @@ def assemble_plan(
         versions=dict(versions),
         profile=profile,
     )
+    return with_slack(plan)
 
 
 def cluster_record(cluster: Cluster) -> ClusterRecord:
@@ -250,11 +252,12 @@ def _memory(score: GroupScore) -> MemoryPlan:
         limit_bytes=score.limit_bytes,
         in_flight=score.in_flight,
         saved_per_microbatch_bytes=math.ceil(cost.saved_bytes),
+        until_weights_bytes=math.ceil(score.until_weights_bytes),
     )
 
 
 def _transfers(layout: Layout) -> tuple[Transfer, ...]:
-    sends = _sends(layout)
+    sends = sends_of(layout)
     out = []
     for s, values in enumerate(layout.crossings):
         forward, backward = crossing_bytes(layout.graph, values)
@@ -300,7 +303,8 @@ def _schedule(score: Score) -> SchedulePlan:
         name=score.layout.schedule,
         microbatches=score.layout.microbatches,
         actors=tuple(
-            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions)) for a in score.schedule.actions
+            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions), warm_up=a.warm_up)
+            for a in score.schedule.actions
         ),
     )
 

@@ -56,12 +56,18 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
     known = {(stage, group): record.memory for stage, group, record in groups_of(plan)}
     for row in schedule.actions:
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
-        every = [known[stage, row.group] for stage in virtual] if _planned(plan, schedule) else [known[row.actor]]
+        planned, parts = _planned(plan, schedule), len(virtual)
+        each = {stage: known[stage, row.group] if planned else known[row.actor] for stage in virtual}
+        every = list(each.values()) if planned else [known[row.actor]]
         shared = [memory.transient_bytes + memory.reserve_bytes for memory in every]  # one action at a time
         always = sum(memory.total_bytes - memory.saved_bytes for memory in every)
         found[row.actor] = HeldBytes(
             always_bytes=always - (sum(shared) - max(shared)),
-            saved_bytes=sum(memory.saved_per_microbatch_bytes for memory in every) // len(virtual),
+            saved_bytes={s: m.saved_per_microbatch_bytes // (1 if planned else parts) for s, m in each.items()},
+            until_weights_bytes={
+                s: max(m.until_weights_bytes, m.saved_per_microbatch_bytes) // (1 if planned else parts)
+                for s, m in each.items()
+            },
             limit_bytes=every[0].limit_bytes or None,
         )
     return found

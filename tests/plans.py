@@ -131,7 +131,10 @@ def tiny_plan(
             name=schedule,
             microbatches=microbatches,
             actors=tuple(
-                ActorPlan(stage=row.stage, group=row.group, actions=format_actions(row.actions)) for row in rows.actions
+                ActorPlan(
+                    stage=row.stage, group=row.group, actions=format_actions(row.actions), warm_up=row.warm_up
+                )
+                for row in rows.actions
             ),
         ),
         prediction=Prediction(
@@ -173,7 +176,10 @@ def plan_with_groups(**options) -> Plan:
     )
     stages = (*plan.stages[:-1], msgspec.structs.replace(last, groups=groups))
     rows = one_f_one_b(len(stages), plan.microbatches, [tuple(g.microbatches for g in s.groups) for s in stages])
-    actors = tuple(ActorPlan(stage=r.stage, group=r.group, actions=format_actions(r.actions)) for r in rows.actions)
+    actors = tuple(
+        ActorPlan(stage=r.stage, group=r.group, actions=format_actions(r.actions), warm_up=r.warm_up)
+        for r in rows.actions
+    )
     schedule = msgspec.structs.replace(plan.schedule, name="1f1b", actors=actors)
     return msgspec.structs.replace(plan, stages=stages, schedule=schedule)
 

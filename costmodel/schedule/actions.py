@@ -62,6 +62,11 @@ class ActorActions:
     def actor(self) -> Actor:
         return Actor(self.stage, self.group)
 
+    @property
+    def warm_up(self) -> int:
+        """Forwards before the first backward."""
+        return next((at for at, action in enumerate(self.actions) if action.kind != "F"), len(self.actions))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:

@@ -17,7 +17,7 @@ from math import ceil, inf
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Schedule, require_positive
-from costmodel.schedule.generate import one_f_one_b
+from costmodel.schedule.generate import Shares, checked_shares, default_windows, one_f_one_b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +39,30 @@ class WarmUps:
     absorbed: bool
 
 
-def dapple_pa(stages: int, microbatches: int) -> Schedule:
+def dapple_pa(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """DAPPLE's early backward with warm-up policy A: p - i forwards on stage i first, which is 1F1B.
 
+    Args:
+        stages: number of stages p.
+        microbatches: number of microbatches m.
+        shares: per stage and group the microbatches that it runs; by default each stage has one group.
+
     Raises:
-        InputError: MP143 for a count below 1.
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
-    return _named("dapple-pa", one_f_one_b(stages, microbatches))
+    return _named("dapple-pa", one_f_one_b(stages, microbatches, shares))
 
 
-def dapple_pb(stages: int, microbatches: int) -> Schedule:
+def dapple_pb(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """DAPPLE's early backward with warm-up policy B, for slow links: 2·(p - i) - 1 forwards on stage i first.
 
-    It absorbs a one-way delay of half a microbatch's time on each link.
+    It absorbs a one-way delay of half a microbatch's time on each link. Where stages have several groups, windows are
+    twice those of 1F1B with the same shares.
 
-    Raises:
-        InputError: MP143 for a count below 1.
+    Args and Raises: as `dapple_pa`.
     """
-    require_positive("stages", stages)
-    return _named("dapple-pb", one_f_one_b(stages, microbatches, windows=[2] * stages))
+    usual = default_windows(checked_shares(stages, microbatches, shares))
+    return _named("dapple-pb", one_f_one_b(stages, microbatches, shares, windows=[2 * width for width in usual]))
 
 
 def hetero_1f1b(

@@ -40,7 +40,7 @@ def gpipe(stages: int, microbatches: int, shares: Shares | None = None) -> Sched
         InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
     rows = []
-    for stage, groups in enumerate(_checked_shares(stages, microbatches, shares)):
+    for stage, groups in enumerate(checked_shares(stages, microbatches, shares)):
         for group, own in enumerate(groups):
             forwards = (Action(stage, "F", microbatch) for microbatch in own)
             backwards = (Action(stage, "B", microbatch) for microbatch in own)
@@ -63,7 +63,7 @@ def one_f_one_b(
     Raises:
         InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
-    checked = _checked_shares(stages, microbatches, shares)
+    checked = checked_shares(stages, microbatches, shares)
     widths = _checked_windows(stages, windows) if windows is not None else default_windows(checked)
     rows = []
     for stage, groups in enumerate(checked):
@@ -133,7 +133,12 @@ def _one_f_one_b_actions(stage: int, own: Sequence[int], window: int, span: int)
     return tuple(actions)
 
 
-def _checked_shares(stages: int, microbatches: int, shares: Shares | None) -> Shares:
+def checked_shares(stages: int, microbatches: int, shares: Shares | None) -> Shares:
+    """The shares, or those of one group a stage.
+
+    Raises:
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
+    """
     require_positive("stages", stages)
     require_positive("microbatches", microbatches)
     everything = tuple(range(microbatches))

@@ -30,6 +30,7 @@ def list_schedule(costs: StraightCosts, microbatches: int, policy: Policy) -> tu
     """
     p, m, last = costs.stages, microbatches, costs.stages - 1
     forward_s, backward_s, weight_s, send_s = costs.forward_s, costs.backward_s, costs.weight_s, costs.send_s
+    wires_s = costs.wires_s
     delta_f, delta_b, delta_w = costs.memory_delta
     extra_b = max(delta_b, 0.0)
     room_f = [cap + ROUNDING - delta_f - extra_b for cap in costs.memory_cap]
@@ -55,7 +56,10 @@ def list_schedule(costs: StraightCosts, microbatches: int, policy: Policy) -> tu
             done_b[s] = b + 1
             held[s] += delta_b
             if s:
-                returned[s - 1][b] = at = end + send_s[s - 1]
+                at = end + send_s[s - 1]
+                if b and returned[s - 1][b - 1] + wires_s[s - 1] > at:  # the link is occupied
+                    at = returned[s - 1][b - 1] + wires_s[s - 1]
+                returned[s - 1][b] = at
                 heappush(events, (at, s - 1))
         elif next_f <= now:
             end = now + forward_s[s]
@@ -63,7 +67,10 @@ def list_schedule(costs: StraightCosts, microbatches: int, policy: Policy) -> tu
             done_f[s] = f + 1
             held[s] += delta_f
             if s < last:
-                arrived[s + 1][f] = at = end + send_s[s]
+                at = end + send_s[s]
+                if f and arrived[s + 1][f - 1] + wires_s[s] > at:
+                    at = arrived[s + 1][f - 1] + wires_s[s]
+                arrived[s + 1][f] = at
                 heappush(events, (at, s + 1))
             else:
                 returned[s][f] = end

@@ -96,15 +96,33 @@ def _critical_pairs(costs: StraightCosts, words: Sequence[Word], times: WordTime
             continue
         n = ordinals[stage][at]
         if kind == 0 and stage:
-            stage, at = stage - 1, positions[stage - 1][0][n]
+            stage, at = stage - 1, sender(costs, times, stage - 1, positions[stage - 1][0], 0, n, start_s)
         elif kind == 1:
             if stage == p - 1:
                 at = positions[stage][0][n]
             else:
-                stage, at = stage + 1, positions[stage + 1][1][n]
+                stage, at = stage + 1, sender(costs, times, stage + 1, positions[stage + 1][1], 1, n, start_s)
         else:
             break
     return pairs
+
+
+def sender(
+    costs: StraightCosts, times: WordTimes, stage: int, positions: list[int], kind: int, n: int, arrival_s: float
+) -> int:
+    """Position of the action that the arrival of message n had to wait for: the one that made it, or an earlier one
+    where the link was occupied from that one's message on.
+
+    Args:
+        stage: the sender. positions: of its actions of the kind. kind: 0 for activations, 1 for gradients.
+        arrival_s: of the message.
+    """
+    link = stage if kind == 0 else stage - 1
+    wire_s, took_s = costs.wires_s[link], (costs.forward_s, costs.backward_s)[kind][stage]
+    late_s = arrival_s - costs.send_s[link] - took_s
+    while wire_s and n and times.starts_s[stage][positions[n]] < late_s * (1.0 - ROUNDING):
+        n, late_s = n - 1, late_s - wire_s
+    return positions[n]
 
 
 def _ordinals(word: Word) -> list[int]:

@@ -54,8 +54,15 @@ FAMILIES: dict[str, ScheduleFamily] = {
             summary="one forward and one backward in turn",
             optional=("shares", "windows"),
         ),
-        ScheduleFamily(name="dapple-pa", generate=dapple_pa, summary="early backward, warm-up p - i"),
-        ScheduleFamily(name="dapple-pb", generate=dapple_pb, summary="early backward, warm-up 2(p - i) - 1"),
+        ScheduleFamily(
+            name="dapple-pa", generate=dapple_pa, summary="early backward, warm-up p - i", optional=("shares",)
+        ),
+        ScheduleFamily(
+            name="dapple-pb",
+            generate=dapple_pb,
+            summary="early backward, warm-up 2(p - i) - 1",
+            optional=("shares",),
+        ),
         ScheduleFamily(
             name="hetero-1f1b",
             generate=hetero_1f1b,
@@ -84,9 +91,19 @@ FAMILIES: dict[str, ScheduleFamily] = {
             required=("layers",),
             chunks="layers",
         ),
-        ScheduleFamily(name="zb-h1", generate=zb_h1, summary="zero bubble in 1F1B's memory", splits_backward=True),
         ScheduleFamily(
-            name="zb-h2", generate=zb_h2, summary="zero bubble in twice 1F1B's memory", splits_backward=True
+            name="zb-h1",
+            generate=zb_h1,
+            summary="zero bubble in 1F1B's memory",
+            optional=("shares",),
+            splits_backward=True,
+        ),
+        ScheduleFamily(
+            name="zb-h2",
+            generate=zb_h2,
+            summary="zero bubble in twice 1F1B's memory",
+            optional=("shares",),
+            splits_backward=True,
         ),
         ScheduleFamily(
             name="zb-v", generate=zb_v, summary="zero bubble, two chunks in a V", splits_backward=True, chunks=2

@@ -29,9 +29,11 @@ class StraightCosts:
 
     Args:
         forward_s, backward_s, weight_s: F, B and W of one microbatch, per stage.
-        send_s: one-way delay of each of the p - 1 links, both directions; messages overlap.
+        send_s: one-way delay of each of the p - 1 links, both directions.
         memory_cap: most activations that each stage may hold; infinite if there is no limit.
         memory_delta: what F, B and W add to them.
+        wire_s: part of each link's delay for which a message occupies the link, in its direction: the next one waits
+            for that long. Empty if messages overlap.
 
     Raises:
         InputError: MP143 if lists have different lengths or there is no stage, MP147 for a time that is negative or not
@@ -44,19 +46,25 @@ class StraightCosts:
     send_s: tuple[float, ...]
     memory_cap: tuple[float, ...]
     memory_delta: tuple[float, float, float] = (1.0, 0.0, -1.0)
+    wire_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         p = len(self.forward_s)
         require_positive("stages", p)
         wanted = {"backward_s": p, "weight_s": p, "send_s": p - 1, "memory_cap": p, "memory_delta": 3}
+        wanted |= {"wire_s": p - 1} if self.wire_s else {}
         for name, count in wanted.items():
             values = getattr(self, name)
             if len(values) != count:
                 raise InputError("MP143", f"{name} has {len(values)} entries for {p} stages, expected {count}")
-        for name in ("forward_s", "backward_s", "weight_s", "send_s"):
+        for name in ("forward_s", "backward_s", "weight_s", "send_s", "wire_s"):
             for at, time_s in enumerate(getattr(self, name)):
                 if not 0.0 <= time_s < inf:
                     raise InputError("MP147", f"{name}[{at}] is {time_s}, it must be finite and not negative")
+        for at, (wire_s, send_s) in enumerate(zip(self.wire_s, self.send_s)):
+            if wire_s > send_s:
+                message = f"wire_s[{at}] is {wire_s}, more than the delay send_s[{at}], {send_s}, that it is part of"
+                raise InputError("MP147", message, "a delay is the time on the link and its latency together")
         for stage, cap in enumerate(self.memory_cap):
             if not cap >= 0.0:
                 raise InputError("MP149", f"memory_cap[{stage}] is {cap}, it must be a number of activations")
@@ -72,6 +80,11 @@ class StraightCosts:
     @property
     def stages(self) -> int:
         return len(self.forward_s)
+
+    @property
+    def wires_s(self) -> tuple[float, ...]:
+        """Of each link, the time for which a message occupies it."""
+        return self.wire_s or (0.0,) * (self.stages - 1)
 
     @property
     def fused(self) -> bool:
@@ -118,7 +131,7 @@ class WordTimes:
 
 def time_words(costs: StraightCosts, words: Sequence[Word]) -> WordTimes | None:
     """Runs words, each action as early as it can; None if they deadlock."""
-    p = len(words)
+    p, wires_s = len(words), costs.wires_s
     forward_s, backward_s, weight_s, send_s = costs.forward_s, costs.backward_s, costs.weight_s, costs.send_s
     activations: list[list[float]] = [[] for _ in range(p)]  # arrival times
     gradients: list[list[float]] = [[] for _ in range(p)]
@@ -134,6 +147,8 @@ def time_words(costs: StraightCosts, words: Sequence[Word]) -> WordTimes | None:
         off = gradients[s - 1] if s else None
         on_s = send_s[s] if s < last else 0.0
         off_s = send_s[s - 1] if s else 0.0
+        on_wire_s = wires_s[s] if s < last else 0.0
+        off_wire_s = wires_s[s - 1] if s else 0.0
         took_f, took_b, took_w = forward_s[s], backward_s[s], weight_s[s]
         begun, size, here = step, len(word), len(came)
         while step < size:
@@ -146,7 +161,10 @@ def time_words(costs: StraightCosts, words: Sequence[Word]) -> WordTimes | None:
                         now = came[f]
                 starts.append(now)
                 now += took_f
-                on.append(now + on_s)
+                at = now + on_s
+                if on_wire_s and on and on[-1] + on_wire_s > at:  # the link is occupied
+                    at = on[-1] + on_wire_s
+                on.append(at)
                 f += 1
             elif kind == 1:
                 if b >= len(back):
@@ -157,7 +175,10 @@ def time_words(costs: StraightCosts, words: Sequence[Word]) -> WordTimes | None:
                 now += took_b
                 b += 1
                 if off is not None:
-                    off.append(now + off_s)
+                    at = now + off_s
+                    if off_wire_s and off and off[-1] + off_wire_s > at:
+                        at = off[-1] + off_wire_s
+                    off.append(at)
             else:
                 starts.append(now)
                 now += took_w

@@ -19,7 +19,9 @@ Any n of m microbatches make stage s busy for
                                              allows to be late. Only if m > K, so that both do not overlap;    (L2)
     step    ≥ head + fill + busy(m) + drain;                                                                   (L3)
     step    ≥ head + r·hold_j + busy(m - r·turns_j) + drain   for j ≤ s and r ≥ 1 while r·turns_j < m;         (L4)
-    step    ≥ head + ⌊(m - 1)/turns_s⌋·hold_s + ((m - 1) mod turns_s)·F + F + R + B + max(tail, W).            (L5)
+    step    ≥ head + ⌊(m - 1)/turns_s⌋·hold_s + ((m - 1) mod turns_s)·F + F + R + B + max(tail, W);            (L5)
+    step    ≥ head + (m - 1)·c + F + R + B + max(tail, W),  c the time that a message occupies the link before
+            stage s: the last activation arrives as late, and the last gradient leaves as late.                (L6)
 
 The same without head and tail bounds the longest time from a stage's first start to its last end.
 """
@@ -73,7 +75,7 @@ def _tail_s(costs: StraightCosts, stage: int) -> float:
 
 
 def _stage_bound_s(costs: StraightCosts, m: int, stage: int, tail_s: float) -> float:
-    """L3 to L5 of one stage, without its head."""
+    """L3 to L6 of one stage, without its head."""
     forward_s, backward_s, weight_s = costs.forward_s[stage], costs.backward_s[stage], costs.weight_s[stage]
     trip_s = costs.round_trip_s(stage)
     most = min(most_in_flight(costs, earlier, m) for earlier in range(stage + 1))
@@ -102,7 +104,8 @@ def _stage_bound_s(costs: StraightCosts, m: int, stage: int, tail_s: float) -> f
             best_s = max(best_s, rounds * hold_s + busy_s(m - rounds * turns) + drain_s)
     turns, hold_s = _loop(costs, stage, m)
     chain_s = (m - 1) // turns * hold_s + (m - 1) % turns * forward_s
-    return max(best_s, chain_s + forward_s + trip_s + backward_s + max(tail_s, weight_s))
+    link_s = (m - 1) * costs.wires_s[stage - 1] if stage else 0.0
+    return max(best_s, max(chain_s, link_s) + forward_s + trip_s + backward_s + max(tail_s, weight_s))
 
 
 def _late(costs: StraightCosts, stage: int, m: int, others: int) -> int:

@@ -71,6 +71,7 @@ def synthesize(
     optimizer_s: Sequence[float] | None = None,
     global_norm_s: float = 0.0,
     post_validation: bool = False,
+    joined: bool = True,
     solver: Solver | None = None,
 ) -> SynthesizedSchedule:
     """Makes a schedule for given costs.
@@ -82,6 +83,8 @@ def synthesize(
         global_norm_s: a reduction over all stages that every optimizer step waits for.
         post_validation: each stage steps as soon as it is done, and the norm is validated (and in rare cases the step
             rolled back) during the next step. Then only the longest span matters, and no norm is waited for.
+        joined: whether optimizer steps wait for all stages and for the norm; if not, each begins as its stage is done,
+            and the last of them ends the step.
         solver: for step 4.
 
     Raises:
@@ -91,7 +94,8 @@ def synthesize(
     require_positive("microbatches", microbatches)
     steps_s = (0.0,) * costs.stages if optimizer_s is None else tuple(map(float, optimizer_s))
     _check(costs, steps_s, global_norm_s)
-    goal = goal_of(costs, microbatches, steps_s, barrier=not post_validation, spans_first=post_validation)
+    joined = joined and not post_validation
+    goal = goal_of(costs, microbatches, steps_s, barrier=joined, spans_first=post_validation)
     method, words = _search(costs, microbatches, goal)
     times, bound_s = _timed(costs, words), goal.bound_s
     if solver is not None and not goal.reached(goal.key(times.last_end_s)):
@@ -102,7 +106,7 @@ def synthesize(
             method, words, times = "exact", found, found_times
     first_s, second_s = goal.key(times.last_end_s)
     bound_s = min(bound_s, first_s)
-    added_s = 0.0 if post_validation else global_norm_s
+    added_s = global_norm_s if joined else 0.0
     step_s, span_s = (second_s, first_s) if post_validation else (first_s + added_s, second_s)
     value_s, bound_s = first_s + added_s, bound_s + added_s
     return SynthesizedSchedule(

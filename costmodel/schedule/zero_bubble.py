@@ -8,28 +8,37 @@ Stage i of p runs `warm_up` forwards, then repeats B(k), W(k - lag), F, where
 if an activation is held until its W. With stages alike, W ≤ F and free sends the bubble of a stage is at most
 (p - 1)·(F + B - W) under H1 and (p - 1)·(F + B - 2W) under H2. H2 gains only where no stage waits for the last one
 before its optimizer step: its makespan keeps the (p - 1)·F of the fill.
+
+Where stages have several groups, forwards and backwards are in the order of 1F1B with the same shares (under H2 with
+windows twice as wide), and a lag counts microbatches of the stage, not of the group.
 """
 
-from costmodel.schedule.actions import Action, ActorActions, Schedule, require_positive
+from collections import deque
+
+from costmodel.schedule.actions import Action, ActorActions, Schedule
+from costmodel.schedule.generate import Shares, checked_shares, default_windows, one_f_one_b
 
 
-def zb_h1(stages: int, microbatches: int) -> Schedule:
+def zb_h1(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """ZB-H1: the memory of 1F1B's first stage on every stage.
 
+    Args:
+        stages: number of stages p.
+        microbatches: number of microbatches m.
+        shares: per stage and group the microbatches that it runs; by default each stage has one group.
+
     Raises:
-        InputError: MP143 for a count below 1.
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
-    return _lagged("zb-h1", microbatches, [(stages - i, i) for i in range(_checked(stages, microbatches))])
+    return _lagged("zb-h1", stages, microbatches, shares, 1)
 
 
-def zb_h2(stages: int, microbatches: int) -> Schedule:
+def zb_h2(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """ZB-H2: no bubble between a stage's first and last action if F = B = W, for almost twice the memory of ZB-H1.
 
-    Raises:
-        InputError: MP143 for a count below 1.
+    Args and Raises: as `zb_h1`.
     """
-    rules = [(2 * (stages - i) - 1, 2 * i) for i in range(_checked(stages, microbatches))]
-    return _lagged("zb-h2", microbatches, rules)
+    return _lagged("zb-h2", stages, microbatches, shares, 2)
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -50,23 +59,20 @@ def split_backward(schedule: Schedule) -> Schedule:
     return Schedule(name=schedule.name, microbatches=schedule.microbatches, actions=tuple(rows))
 
 
-def _checked(stages: int, microbatches: int) -> int:
-    require_positive("stages", stages)
-    require_positive("microbatches", microbatches)
-    return stages
-
-
-def _lagged(name: str, microbatches: int, rules: list[tuple[int, int]]) -> Schedule:
+def _lagged(name: str, stages: int, microbatches: int, shares: Shares | None, window: int) -> Schedule:
+    """1F1B with windows `window` times the usual ones, and each W `window · i` microbatches after its B: behind the
+    first own B of a microbatch that is as late."""
+    usual = default_windows(checked_shares(stages, microbatches, shares))
+    ordered = one_f_one_b(stages, microbatches, shares, windows=[window * width for width in usual])
     rows = []
-    for stage, (warm_up, lag) in enumerate(rules):
-        warm_up, lag = min(warm_up, microbatches), min(lag, microbatches)
-        actions = [Action(stage, "F", k) for k in range(warm_up)]
-        for k in range(microbatches):
-            actions.append(Action(stage, "B", k))
-            if k >= lag:
-                actions.append(Action(stage, "W", k - lag))
-            if warm_up + k < microbatches:
-                actions.append(Action(stage, "F", warm_up + k))
-        actions.extend(Action(stage, "W", k) for k in range(microbatches - lag, microbatches))
-        rows.append(ActorActions(stage=stage, group=0, actions=tuple(actions)))
+    for row in ordered.actions:
+        lag, actions, pending = window * row.stage, [], deque[int]()
+        for action in row.actions:
+            actions.append(action)
+            if action.kind == "B":
+                pending.append(action.microbatch)
+                while pending and pending[0] + lag <= action.microbatch:
+                    actions.append(Action(row.stage, "W", pending.popleft()))
+        actions.extend(Action(row.stage, "W", microbatch) for microbatch in pending)
+        rows.append(ActorActions(stage=row.stage, group=row.group, actions=tuple(actions)))
     return Schedule(name=name, microbatches=microbatches, actions=tuple(rows))

@@ -1,11 +1,11 @@
 """Memory of each actor over the step: what is always there, and what microbatches in flight hold.
 
-An activation is held from the start of its F to the end of its B, or of its W in a schedule that splits backwards;
-there a part of it may go already with the B.
+An activation is held from the start of its F to the end of its B; in a schedule that splits backwards, what W needs is
+held from there to the end of W: as much, less (a part goes with the B), or more (what B recomputed).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor
@@ -18,12 +18,15 @@ class HeldBytes:
 
     Args:
         always_bytes: parameters, gradients, optimizer state, buffers, and what a microbatch needs while it runs.
-        saved_bytes: what one microbatch on one (virtual) stage keeps for its backward.
+        saved_bytes: by (virtual) stage, what one microbatch keeps for its B.
+        until_weights_bytes: the same for its W, in a schedule that has any; a stage that is not there keeps as much as
+            for its B.
         limit_bytes: what the device has; None if unknown.
     """
 
     always_bytes: int
-    saved_bytes: int
+    saved_bytes: Mapping[int, int]
+    until_weights_bytes: Mapping[int, int] = field(default_factory=dict)
     limit_bytes: int | None = None
 
 
@@ -39,15 +42,12 @@ class MemoryCurve:
     limit_bytes: int | None
 
 
-def memory_over_time(
-    simulation: Simulation, held: Mapping[Actor, HeldBytes], *, released_by_b: float = 0.0
-) -> tuple[MemoryCurve, ...]:
+def memory_over_time(simulation: Simulation, held: Mapping[Actor, HeldBytes]) -> tuple[MemoryCurve, ...]:
     """The curve of each actor, in the schedule's order.
 
     Args:
         simulation: with its timeline.
         held: by actor.
-        released_by_b: share of what is saved that goes at the end of B where W comes later; from 0 to 1.
 
     Raises:
         InputError: MP145 if an actor is missing in `held`.
@@ -58,14 +58,15 @@ def memory_over_time(
         if row.actor not in held:
             raise InputError("MP145", f"no memory for {row.actor}, {len(held)} others are given")
         item = held[row.actor]
-        early = round(item.saved_bytes * released_by_b) if split else item.saved_bytes
-        goes = {"F": 0, "B": early, "W": item.saved_bytes - early}
+        later = {stage: item.until_weights_bytes.get(stage, size) for stage, size in item.saved_bytes.items()}
+        later = later if split else dict.fromkeys(later, 0)
         changes: dict[float, int] = {0.0: 0}
         for action, start_s, end_s in zip(row.actions, starts_s, ends_s):
+            saved, kept = item.saved_bytes[action.stage], later[action.stage]
             if action.kind == "F":
-                changes[start_s] = changes.get(start_s, 0) + item.saved_bytes
-            elif goes[action.kind]:
-                changes[end_s] = changes.get(end_s, 0) - goes[action.kind]
+                changes[start_s] = changes.get(start_s, 0) + saved
+            else:
+                changes[end_s] = changes.get(end_s, 0) + (kept - saved if action.kind == "B" else -kept)
         times_s, sizes, now = [], [], item.always_bytes
         for time_s in sorted(changes):
             if changes[time_s] or not times_s:

@@ -60,9 +60,18 @@ RULES: tuple[RuleInfo, ...] = (
     RuleInfo("MP633", "model-reduction", "error", "The loss reduces over the batch as it did when it was planned."),
     RuleInfo("MP634", "model-strategies", "error", "Every block, op and parameter of the model has its place."),
     RuleInfo("MP640", "figures-follow", "error", "Predicted figures follow from each other and from the cluster."),
+    RuleInfo("MP650", "compiled-memory-limit", "error", "What the compiler allocates fits the device."),
+    RuleInfo("MP651", "compiled-memory", "warning", "The compiler allocates about what was planned."),
+    RuleInfo("MP652", "compiled-collectives", "warning", "Compiled programs move the bytes that were planned."),
+    RuleInfo("MP653", "compiled-at-all", "error", "Every program of the plan compiles within its limits."),
+    RuleInfo("MP654", "compiler-installed", "warning", "Programs are compiled by the compiler of their device kind."),
+    RuleInfo("MP655", "compiled-figures", "note", "What the compiler says of a stage."),
 )
 
 MODEL_RULES = ("MP630", "MP631", "MP632", "MP633", "MP634")
 """Those that need the training function."""
+
+COMPILE_RULES = ("MP650", "MP651", "MP652", "MP653", "MP654", "MP655")
+"""Those that need a compiler, and the training function."""
 
 RULE_BY_CODE = {rule.code: rule for rule in RULES}

@@ -147,7 +147,7 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if negative:
             message = f"{group_label(plan, stage, group)}: a negative number of collectives: {some(negative)}"
             yield finding("MP625", group_path(stage, group, "time.collectives"), message)
-        for name in ("limit_bytes", "in_flight", "saved_per_microbatch_bytes"):
+        for name in ("limit_bytes", "in_flight", "saved_per_microbatch_bytes", "until_weights_bytes"):
             if getattr(record.memory, name) < 0:
                 message = f"{group_label(plan, stage, group)}: {name} is {getattr(record.memory, name)}"
                 yield finding("MP625", group_path(stage, group, f"memory.{name}"), message)
@@ -164,6 +164,13 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 f"transfer from stage {transfer.from_stage}: {transfer.bytes} bytes, {transfer.gradient_bytes} back, "
             )
             yield finding("MP625", f"transfers[{at}]", f"{message}{transfer.time_s} s: none may be negative")
+        slack = (
+            {} if transfer.slack is None else {"free_s": transfer.slack.free_s, "absorbs_s": transfer.slack.absorbs_s}
+        )
+        for name, time_s in slack.items():
+            if time_s is not None and not (math.isfinite(time_s) and time_s >= 0):
+                message = f"transfer from stage {transfer.from_stage}: {name} is {time_s}, it must be finite and not "
+                yield finding("MP625", f"transfers[{at}].slack.{name}", f"{message}negative")
         for index, link in enumerate(transfer.links):
             times = {"activation_s": link.activation_s, "gradient_s": link.gradient_s, "latency_s": link.latency_s}
             for name, time_s in times.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from xml.sax.saxutils import escape, quoteattr
 
-from planner.check.codes import MODEL_RULES, RULE_BY_CODE, RULES
+from planner.check.codes import COMPILE_RULES, MODEL_RULES, RULE_BY_CODE, RULES
 from planner.planfile.schema import Finding
 
 Format = Literal["text", "json", "junit", "sarif", "github"]
@@ -27,8 +27,8 @@ class CheckResult:
         cluster: path of the cluster file.
         findings: errors first.
         lines: for each finding, the line of the plan file that it is about.
-        skipped: codes of the rules that were not looked at: those of the model without `--model`, all of an unreadable
-            plan.
+        skipped: codes of the rules that were not looked at: those of the model without `--model`, those of
+            the compiler without `--compile`, all of an unreadable plan.
     """
 
     plan: str
@@ -125,7 +125,7 @@ def _junit(results: Sequence[CheckResult]) -> str:
                 body += f"<system-out>{_xml(chr(10).join(map(_paragraph, rest)))}</system-out>"
             if code in result.skipped and not findings:
                 skips += 1
-                body = f"<skipped message={_attribute(_why_skipped(result))}/>"
+                body = f"<skipped message={_attribute(_why_skipped(result, code))}/>"
             cases.append(
                 f"<testcase classname={_attribute(f'{result.plan} on {result.cluster}')} "
                 f"name={_attribute(f'{code} {name}')}>{body}</testcase>"
@@ -138,9 +138,12 @@ def _junit(results: Sequence[CheckResult]) -> str:
     return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *suites, "</testsuites>"]) + "\n"
 
 
-def _why_skipped(result: CheckResult) -> str:
-    only_model = set(result.skipped) <= set(MODEL_RULES)
-    return "not checked: give --model" if only_model else "not checked: the input could not be read"
+def _why_skipped(result: CheckResult, code: str) -> str:
+    if set(result.skipped) > {*MODEL_RULES, *COMPILE_RULES}:
+        return "not checked: the input could not be read"
+    if code in COMPILE_RULES:
+        return "not checked: needs --compile, and a plan without errors"
+    return "not checked: give --model"
 
 
 def _sarif(results: Sequence[CheckResult]) -> str:

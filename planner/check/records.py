@@ -15,7 +15,7 @@ from planner.planfile.names import expand_names
 from planner.planfile.schema import Finding, Plan
 
 REDUCTIONS = ("mean", "sum", "weighted")
-SCHEDULES = tuple(FAMILIES)
+SCHEDULES = (*FAMILIES, "auto")
 STATUSES = ("optimal", "feasible")
 PHASES = ("forward", "backward", "once")
 

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 
 from costmodel.cluster import Cluster
 from costmodel.device_kind import PEAK_DTYPES, DeviceKind
+from costmodel.errors import InputError
+from costmodel.schedule.actions import Actor, Schedule
+from costmodel.schedule.validate import held_bytes
 from costmodel.units import format_bytes, format_seconds
 from planner.check.finding import finding, group_label, group_path
 from planner.check.placement import groups_of
+from planner.check.timetable import schedule_of
 from planner.planfile.fingerprint import cluster_fingerprint
 from planner.planfile.schema import Finding, Plan
 
@@ -35,7 +39,9 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if not whole:
             message = f"tokens_per_s is {tokens:.6g} times the examples per second, which is no whole number of tokens"
             yield finding("MP640", "prediction.tokens_per_s", message, _HINT)
-    splits = any("W" in actor.actions for actor in plan.schedule.actors)  # what is held until W is another size
+    splits = any("W" in actor.actions for actor in plan.schedule.actors)
+    if splits:
+        yield from _held_until_weights(plan)
     for stage, group, record in groups_of(plan):
         time, memory = record.time, record.memory
         label, path = group_label(plan, stage, group), group_path(stage, group)
@@ -55,6 +61,29 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             yield finding("MP640", f"{path}.memory.saved_bytes", message, _HINT)
     if cluster_fingerprint(cluster) == plan.cluster.fingerprint:
         yield from _of_cluster(plan, cluster)
+
+
+def _held_until_weights(plan: Plan) -> Iterator[Finding]:
+    """Activations where microbatches hold one size until B and another until W."""
+    try:
+        schedule = schedule_of(plan)
+    except InputError:
+        return  # MP615 says so
+    known = {Actor(stage, group): record.memory for stage, group, record in groups_of(plan)}
+    for row in schedule.actions:
+        places = [Actor(stage, row.group) for stage in sorted({action.stage for action in row.actions})]
+        if not all(place in known for place in places):
+            continue  # MP615 says so
+        saved = {place: float(known[place].saved_per_microbatch_bytes) for place in places}
+        until = {place: float(max(known[place].until_weights_bytes, saved[place])) for place in places}
+        own = Schedule(name=schedule.name, microbatches=schedule.microbatches, actions=(row,))
+        most = sum(held_bytes(own, saved, until).values())
+        claimed = sum(known[place].saved_bytes for place in places)
+        rounding = 2 * len(row.actions)
+        if not most - rounding <= claimed <= most + rounding:
+            message = f"{group_label(plan, *places[0])}: saved_bytes is {format_bytes(claimed)}, what microbatches in "
+            message += f"flight keep for their B and W comes to {format_bytes(most)}"
+            yield finding("MP640", group_path(*places[0], "memory.saved_bytes"), message, _HINT)
 
 
 def _of_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

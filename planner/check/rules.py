@@ -1,4 +1,5 @@
-"""Checks a plan against a cluster: every rule of `codes.RULES` but `MODEL_RULES`. Needs neither JAX nor devices."""
+"""Checks a plan against a cluster: every rule of `codes.RULES` but `MODEL_RULES` and
+`COMPILE_RULES`. Needs neither JAX nor devices."""
 
 from collections.abc import Callable, Iterator
 

@@ -118,6 +118,13 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     if bad:
         return
     yield from _named(plan, schedule)
+    for at, (row, stated) in enumerate(zip(schedule.actions, plan.schedule.actors, strict=True)):
+        if stated.warm_up is not None and stated.warm_up != row.warm_up:
+            message = (
+                f"{group_label(plan, row.stage, row.group)} states {stated.warm_up} forwards of warm-up, its action "
+            )
+            message += f"list runs {row.warm_up}"
+            yield finding("MP615", f"schedule.actors[{at}].warm_up", message)
     saved = {place: max(0.0, float(_record(plan, place).memory.saved_per_microbatch_bytes)) for place in groups}
     peaks = held_at_peak(schedule, saved)
     for at, row in enumerate(schedule.actions):

@@ -1,6 +1,6 @@
 """From a plan and its task to something that trains, with the checks between what was planned and what is run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,8 +42,6 @@ def compile_plan(
     Raises:
         MismatchError: too few devices, or the plan was made for another model.
     """
-    captured = capture(task, plan.microbatch_size)
-    blocks = {b.name: b for b in captured.blocks}
     ids = list(dict.fromkeys(d for stage in plan.stages for g in stage.groups for d in g.devices))
     available = list(jax.devices() if devices is None else devices)
     if len(available) < len(ids):
@@ -52,14 +50,33 @@ def compile_plan(
             f"the plan runs on {len(ids)} devices, {len(available)} are available",
             "attach more devices, plan for fewer, or use fake CPU devices (--fake-devices)",
         )
-    at = dict(zip(ids, available, strict=False))
+    return _trainer(plan, task, dict(zip(ids, available, strict=False)), verify)
+
+
+def abstract_trainer(plan: Plan, task: TrainingTask) -> Trainer:
+    """A trainer without devices: its programs can be traced and exported, not run.
+
+    Raises:
+        MismatchError: the plan was made for another model.
+    """
+    return _trainer(plan, task, None, False)
+
+
+def _trainer(plan: Plan, task: TrainingTask, at: Mapping[str, Any] | None, verify: bool) -> Trainer:
+    """
+    Args:
+        at: JAX device of each of the plan's device ids; None for none.
+    """
+    captured = capture(task, plan.microbatch_size)
+    blocks = {b.name: b for b in captured.blocks}
     require_complete(plan, captured)
     schedule = schedule_of(plan)
     groups: dict[tuple[int, int], tuple[GroupPlacement, StageProgram]] = {}
     for s, stage in enumerate(plan.stages):
         own = tuple(blocks[n] for n in expand_names(stage.blocks))
         for g, group in enumerate(stage.groups):
-            placement = GroupPlacement(group, tuple(at[d] for d in group.devices), captured.classes)
+            devices = tuple(at[d] for d in group.devices) if at is not None else None
+            placement = GroupPlacement(group, devices, captured.classes)
             groups[s, g] = (placement, StageProgram(captured, placement, own, schedule.splits_backward))
     micros = {
         actor: _micro(captured, actor[0], [p for a, (_, p) in sorted(groups.items()) if a[1] == 0], program)
@@ -95,4 +112,4 @@ def _micro(captured: Capture, stage: int, programs: Sequence[StageProgram], prog
     return MicrobatchProgram(program, sends, losses, results)
 
 
-__all__ = ["Trainer", "compile_plan"]
+__all__ = ["Trainer", "abstract_trainer", "compile_plan"]

@@ -192,20 +192,27 @@ class GroupPrograms:
 
     def traces(self) -> list[tuple[str, Any]]:
         """The programs traced for abstract arguments, with the phase that their collectives belong to."""
+        return [(phase, run.trace(*arguments)) for phase, run, arguments in self.calls()]
+
+    def calls(self) -> list[tuple[str, Any, tuple[Any, ...]]]:
+        """The programs with abstract arguments, and the phase that their collectives belong to."""
         params, values = self.abstract_inputs()
-        forward = self.forward.trace(params, values)
-        sent, _, residuals = forward.out_info
+        sent, _, residuals = self.forward.trace(params, values).out_info
         kept = [self._aval(x, spec) for x, spec in zip(residuals, self.residual_specs, strict=True)]
         arrived = {n: self._aval(sent[n], spec) for n, spec in self.cotangent_specs.items()}
         totals = {n: self._aval(x, self.total_specs[n]) for n, x in jax.eval_shape(self.zeros).items()}
-        backward = self.backward_traces(params, kept, arrived, totals)
-        return [("forward", forward), *(("backward", b) for b in backward), ("once", self.reduce.trace(totals))]
+        backward = self.backward_calls(params, kept, arrived, totals)
+        return [
+            ("forward", self.forward, (params, values)),
+            *(("backward", run, arguments) for run, arguments in backward),
+            ("once", self.reduce, (totals,)),
+        ]
 
-    def backward_traces(
+    def backward_calls(
         self, params: dict[str, Any], residuals: list[Any], arrived: dict[str, Any], totals: dict[str, Any]
-    ) -> list[Any]:
-        """What runs backward, traced for abstract arguments."""
-        return [self.backward.trace(params, residuals, arrived, totals)]
+    ) -> list[tuple[Any, tuple[Any, ...]]]:
+        """What runs backward, with abstract arguments."""
+        return [(self.backward, (params, residuals, arrived, totals))]
 
     def _aval(self, x: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(spec))

@@ -41,7 +41,7 @@ class OneStageTrainer:
     _done: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        task, devices = self.feed.capture.task.name, len(self.placement.devices)
+        task, devices = self.feed.capture.task.name, len(self.placement.plan.devices)
         runs = format_count(self.feed.microbatches, "microbatch", "microbatches")
         return f"Trainer of {task}: 1 stage on {format_count(devices, 'device')}, {runs} a step"
 
@@ -167,6 +167,10 @@ class OneStageTrainer:
 
     def trace(self) -> Any:
         """The step traced for abstract arguments."""
+        return self.compiled.trace(*self.abstract_arguments())
+
+    def abstract_arguments(self) -> tuple[Any, ...]:
+        """What `compiled` takes: parameters, optimizer state, carried state, batch."""
         held = self.micro.held
         params = {
             n: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=self._sharding(self.param_specs[n]))
@@ -182,7 +186,7 @@ class OneStageTrainer:
             n: jax.ShapeDtypeStruct(*self.feed.fed_aval(n), sharding=self._sharding(s))
             for n, s in self.batch_specs.items()
         }
-        return self.compiled.trace(params, optimizer, carried, batch)
+        return params, optimizer, carried, batch
 
     def _step_local(self, params: Any, optimizer: Any, carried: dict[str, Any], batch: dict[str, Any]) -> Any:
         """One device's step."""

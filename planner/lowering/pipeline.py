@@ -52,7 +52,7 @@ class PipelineTrainer:
     _done: set[str] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        task, devices = self.feed.capture.task.name, sum(len(p.placement.devices) for p in self.programs.values())
+        task, devices = self.feed.capture.task.name, sum(len(p.placement.plan.devices) for p in self.programs.values())
         stages, runs = (
             format_count(self.stages, "stage"),
             format_count(self.feed.microbatches, "microbatch", "microbatches"),
@@ -238,27 +238,33 @@ class PipelineTrainer:
 
     def update_traces(self, stage: int) -> list[Any]:
         """The optimizer's programs of a stage, traced for abstract arguments."""
+        return [run.trace(*arguments) for run, arguments in self.update_calls(stage)]
+
+    def update_calls(self, stage: int) -> list[tuple[Any, tuple[Any, ...]]]:
+        """The optimizer's programs of a stage, with abstract arguments."""
         found = []
         for piece in self.updater.update_program.pieces:
             if piece.stage == stage:
                 run, *specs = self._piece(piece)
                 mesh = self.programs[stage, 0].placement.mesh
                 avals = {v.name: v for v in piece.program.inputs}
-                arguments = (
+                arguments = tuple(
                     {
                         n: jax.ShapeDtypeStruct(avals[n].shape, avals[n].aval.dtype, sharding=NamedSharding(mesh, s))
                         for n, s in some.items()
                     }
                     for some in specs
                 )
-                found.append(run.trace(*arguments))
+                found.append((run, arguments))
         return found
 
     def _run_crossing(self, piece: Piece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Joins small values of several stages on the first device."""
         if id(piece) not in self._jitted:
             self._jitted[id(piece)] = jax.jit(lambda given: _evaluate(piece, given))
-        home = self.programs[0, 0].placement.devices[0]
+        devices = self.programs[0, 0].placement.devices
+        assert devices is not None, "a trainer without devices cannot run"
+        home = devices[0]
         return self._jitted[id(piece)]({v.name: jax.device_put(values[v.name], home) for v in piece.program.inputs})
 
 

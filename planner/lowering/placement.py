@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from costmodel.errors import MismatchError
 from costmodel.sharding import REPLICATED, Spec, Strategy
@@ -38,15 +38,16 @@ class ClassPlacement:
 
 @dataclass(frozen=True)
 class GroupPlacement:
-    """One stage group on real devices.
+    """One stage group on its devices.
 
     Attributes:
         plan: its record in the plan file.
-        devices: JAX devices, in the order of the plan's device ids.
+        devices: JAX devices, in the order of the plan's device ids; None where programs are only made, for devices that
+            are not attached.
     """
 
     plan: GroupPlan
-    devices: tuple[Any, ...]
+    devices: tuple[Any, ...] | None
     classes: dict[str, BlockClass]
 
     @cached_property
@@ -58,12 +59,15 @@ class GroupPlacement:
         return tuple(a.size for a in self.plan.mesh if a.size > 1)
 
     @cached_property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> Mesh | AbstractMesh:
         """The JAX mesh. Axes of size one are left out; a single device has one axis that nothing is split over."""
         names, sizes = self.axis_names or (ALONE,), self.sizes or (1,)
+        types = (AxisType.Auto,) * len(names)
+        if self.devices is None:
+            return AbstractMesh(sizes, names, axis_types=types)
         devices = np.empty(len(self.devices), dtype=object)
         devices[:] = self.devices
-        return Mesh(devices.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+        return Mesh(devices.reshape(sizes), names, axis_types=types)
 
     @cached_property
     def whole(self) -> Spec:

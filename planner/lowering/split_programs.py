@@ -181,18 +181,18 @@ class SplitPrograms(GroupPrograms):
         """W of one microbatch: the accumulators with its weight gradients added."""
         return self._weights(params, kept, totals)
 
-    def backward_traces(
+    def backward_calls(
         self, params: dict[str, Any], residuals: list[Any], arrived: dict[str, Any], totals: dict[str, Any]
-    ) -> list[Any]:
-        """B and W traced for abstract arguments."""
-        first = self._activations.trace(params, [residuals[i] for i in self.read_by_activations], arrived)
-        _, made = first.out_info
+    ) -> list[tuple[Any, tuple[Any, ...]]]:
+        """B and W, with abstract arguments."""
+        first = (params, [residuals[i] for i in self.read_by_activations], arrived)
+        _, made = self._activations.trace(*first).out_info
         kept = Handed(
             [residuals[i] for i in self.read_by_weights],
             {n: arrived[n] for n in self.arrived_by_weights},
             [self._aval(x, spec) for x, spec in zip(made, self._made_specs, strict=True)],
         )
-        return [first, self._weights.trace(params, kept, totals)]
+        return [(self._activations, first), (self._weights, (params, kept, totals))]
 
 
 __all__ = ["Handed", "SplitPrograms"]

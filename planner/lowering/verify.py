@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding
 
 from costmodel.errors import LoweringError
 from planner.lowering.group_programs import GroupPrograms
-from planner.lowering.hlo import SEPARATE, HloCollective, collectives
 from planner.lowering.placement import GroupPlacement
 from planner.lowering.split_programs import SplitPrograms
 from planner.lowering.written import UPDATE, Counts, phase_of, written
+from profiles.compiled.hlo import SEPARATE, HloCollective, collectives
 
 if TYPE_CHECKING:
     from planner.lowering.one_stage import OneStageTrainer

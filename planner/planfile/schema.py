@@ -83,6 +83,9 @@ class MemoryPlan(Document, frozen=True):
         gradients_bytes: accumulated; arising_bytes: one microbatch's, beside them.
         inputs_bytes: the group's share of the step's batch, and carried state.
         update_bytes: what reduction and update take beyond what is free by then.
+        saved_bytes: of all microbatches in flight, when they hold the most.
+        saved_per_microbatch_bytes: what one microbatch keeps from its F to its B; until_weights_bytes: from its B to
+            its W, in a schedule that has any: what B recomputed under remat is W's input.
     """
 
     parameters_bytes: int
@@ -99,6 +102,7 @@ class MemoryPlan(Document, frozen=True):
     limit_bytes: int
     in_flight: int
     saved_per_microbatch_bytes: int
+    until_weights_bytes: int = 0
 
 
 class TimePlan(Document, frozen=True):
@@ -160,12 +164,26 @@ class TransferLink(Document, frozen=True):
     latency_s: float
 
 
+class Slack(Document, frozen=True):
+    """How much later the messages between two stages may arrive, both ways, than planned, all else as planned.
+
+    Attributes:
+        free_s: without the step ending later.
+        absorbs_s: without costing more than filling and draining the pipeline once over this way; beyond it every few
+            microbatches pay again. Null: any delay.
+    """
+
+    free_s: float
+    absorbs_s: float | None
+
+
 class Transfer(Document, frozen=True):
     """Values that one stage hands to another, each microbatch; values that skip stages are charged at each one.
 
     Attributes:
         time_s: of the slowest link, latency included.
         links: between all pairs of groups. Where there are none, `time_s` holds for all.
+        slack: null where both stages are on the same devices, or where the schedule is too long to look for it.
     """
 
     from_stage: int
@@ -175,6 +193,7 @@ class Transfer(Document, frozen=True):
     gradient_bytes: int
     time_s: float
     links: tuple[TransferLink, ...] = ()
+    slack: Slack | None = None
 
 
 class TiedParameter(Document, frozen=True):
@@ -197,11 +216,16 @@ class UpdateJoin(Document, frozen=True):
 
 class ActorPlan(Document, frozen=True):
     """The action list of one stage group, such as ``0F0 0F1 0B0 0B1``; of several groups (virtual stages) where the
-    actions name other stages: `stage` then counts actors."""
+    actions name other stages: `stage` then counts actors.
+
+    Attributes:
+        warm_up: forwards before the first backward; null where a plan does not say.
+    """
 
     stage: int
     group: int
     actions: str
+    warm_up: int | None = None
 
 
 class SchedulePlan(Document, frozen=True):

@@ -49,6 +49,25 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpRow:
+    """Forwards that an actor of the schedule runs before its first backward."""
+
+    stage: int
+    group: str
+    warm_up: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlackRow:
+    """What the messages between two stages take one way, and how much later they may arrive (`Transfer.slack`)."""
+
+    where: str
+    delay_s: float
+    free_s: float
+    absorbs_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRow:
     """A part of the step time."""
 
@@ -89,6 +108,8 @@ class Explanation:
     degrees: tuple[str, ...]
     stages: tuple[StageRow, ...]
     memory: tuple[MemoryRow, ...]
+    warm_ups: tuple[WarmUpRow, ...]
+    slack: tuple[SlackRow, ...]
     time: tuple[TimeRow, ...]
     communication: tuple[CommunicationRow, ...]
     baselines: tuple[BaselineRow, ...]
@@ -127,7 +148,7 @@ class Explanation:
         plain: dict[str, Any] = {"plan": self.plan.name}
         for name in ("headline", "degrees", "certificate"):
             plain[name] = list(getattr(self, name))
-        for name in ("stages", "memory", "time", "communication", "baselines"):
+        for name in ("stages", "memory", "warm_ups", "slack", "time", "communication", "baselines"):
             plain[name] = [asdict(row) for row in getattr(self, name)]
         names = ("code", "severity", "message", "hint", "where")
         plain["findings"] = [{name: getattr(finding, name) for name in names} for finding in self.findings]
@@ -146,6 +167,8 @@ def explain(plan: Plan | str | Path) -> Explanation:
         degrees=plan_degrees(plan),
         stages=stages,
         memory=tuple(sorted(_memory_rows(plan), key=lambda row: row.total_bytes - row.limit_bytes, reverse=True)),
+        warm_ups=tuple(_warm_up_rows(plan)),
+        slack=tuple(_slack_rows(plan)),
         time=tuple(_time_rows(plan)),
         communication=tuple(sorted(_communication_rows(plan), key=lambda row: -row.time_s)),
         baselines=tuple(_baseline_rows(plan)),
@@ -231,6 +254,28 @@ def _memory_rows(plan: Plan) -> Iterator[MemoryRow]:
                 limit_bytes=memory.limit_bytes,
                 headroom_bytes=memory.limit_bytes - memory.total_bytes,
                 in_flight=memory.in_flight,
+            )
+
+
+def _warm_up_rows(plan: Plan) -> Iterator[WarmUpRow]:
+    """Of pipelines; counted where the plan does not state them."""
+    if len(plan.stages) > 1:
+        for row in plan.schedule.actors:
+            forwards = next((at for at, text in enumerate(row.actions.split()) if "F" not in text), None)
+            warm_up = row.warm_up if row.warm_up is not None else forwards
+            groups = plan.stages[row.stage].groups if row.stage < len(plan.stages) else ()
+            name = groups[row.group].name if row.group < len(groups) else str(row.group)
+            yield WarmUpRow(stage=row.stage, group=name, warm_up=warm_up or 0)
+
+
+def _slack_rows(plan: Plan) -> Iterator[SlackRow]:
+    for transfer in plan.transfers:
+        if transfer.slack is not None:
+            yield SlackRow(
+                where=f"stage {transfer.from_stage} -> {transfer.to_stage}",
+                delay_s=transfer.time_s,
+                free_s=transfer.slack.free_s,
+                absorbs_s=transfer.slack.absorbs_s,
             )
 
 

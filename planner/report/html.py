@@ -36,6 +36,7 @@ def render_html(explanation: Explanation) -> str:
         "".join(f"<div>{escape(line)}</div>" for line in explanation.headline),
         _section("Stages", _stages(explanation)),
         _section("Schedule", _schedule(explanation)),
+        _section("Delay that links absorb", _slack(explanation)),
         _section("Step time", _time(explanation)),
         _section("Memory per device, worst first", _memory(explanation)),
         _section("Baselines, by the same cost model", _baselines(explanation)),
@@ -94,6 +95,20 @@ def _cells(row: StageRow, several: bool) -> tuple[str, ...]:
         format_seconds(row.backward_s),
         format_seconds(row.once_s),
     )
+
+
+def _slack(explanation: Explanation) -> str:
+    header = ("between", "one way", "later without any cost", "without a longer period")
+    rows = [
+        (
+            escape(row.where),
+            format_seconds(row.delay_s),
+            format_seconds(row.free_s),
+            "any delay" if row.absorbs_s is None else format_seconds(row.absorbs_s),
+        )
+        for row in explanation.slack
+    ]
+    return _table(header, rows, numbers=(1, 2, 3)) if rows else ""
 
 
 def _time(explanation: Explanation) -> str:

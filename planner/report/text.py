@@ -12,6 +12,7 @@ from planner.report.words import GLOSSARY
 WIDTH = 112
 MOST_MEMORY_ROWS = 8
 MOST_COMMUNICATION_ROWS = 8
+MOST_SLACK_ROWS = 16
 
 
 def render_text(explanation: Explanation) -> str:
@@ -19,6 +20,7 @@ def render_text(explanation: Explanation) -> str:
     sections = (
         ("", "\n".join(_head(explanation))),
         ("Stages", _stages(explanation)),
+        ("Schedule", "\n".join(_schedule(explanation))),
         ("Step time", _time(explanation)),
         ("Memory per device, worst first", _memory(explanation)),
         ("Communication in a step, longest first", _communication(explanation)),
@@ -89,6 +91,31 @@ def _stage_cells(row: StageRow, several: bool) -> tuple[str, ...]:
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
+
+
+def _schedule(explanation: Explanation) -> Iterator[str]:
+    """Warm-up counts in a line, and how much later messages may arrive."""
+    if explanation.warm_ups:
+        several = any(len(stage.groups) > 1 for stage in explanation.plan.stages)
+        counts = [
+            f"{row.warm_up} on stage {row.stage}{' ' + row.group if several else ''}" for row in explanation.warm_ups
+        ]
+        yield from _wrap(f"forwards before the first backward: {', '.join(counts)}", hang="  ")
+    if explanation.slack:
+        header = ("between", "one way", "later without any cost", "without a longer period")
+        rows = [
+            (
+                row.where,
+                format_seconds(row.delay_s),
+                format_seconds(row.free_s),
+                "any delay" if row.absorbs_s is None else format_seconds(row.absorbs_s),
+            )
+            for row in explanation.slack[:MOST_SLACK_ROWS]
+        ]
+        yield format_table(header, rows, right=(1, 2, 3))
+        rest = len(explanation.slack) - MOST_SLACK_ROWS
+        if rest > 0:
+            yield f"({rest} more)"
 
 
 def _time(explanation: Explanation) -> str:

@@ -37,4 +37,12 @@ GLOSSARY = {
     "zb-h1": "schedule: weight gradients split off to fill bubbles, at the memory of 1f1b",
     "zb-h2": "schedule: weight gradients split off to fill bubbles, at twice the memory of 1f1b",
     "zb-v": "schedule: two chunks of layers a stage, in the shape of a V",
+    "v-half": "schedule: as zb-v, at half the memory of 1f1b",
+    "v-min": "schedule: as zb-v, at a third of the memory of 1f1b",
+    "hetero-1f1b": "schedule: 1f1b with extra early forwards, so that slow links do not hold it up",
+    "dapple-pa": "schedule: 1f1b",
+    "dapple-pb": "schedule: 1f1b with almost twice as many early forwards, for slow links",
+    "breadth-first": "schedule: all microbatches through a stage's first chunk of layers, then the next, and back",
+    "layer-major": "schedule: breadth-first with as many chunks as the blocks allow",
+    "auto": "schedule: made for the times, links and memory of this plan's stages",
 }

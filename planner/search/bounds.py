@@ -19,6 +19,7 @@ from costmodel.compute import peak_flops_per_s
 from costmodel.graph import ModelGraph
 from planner.planfile.schema import Certificate
 from planner.search.candidates import Candidates
+from planner.search.schedule_choice import describe_schedules
 from planner.search.score import Score
 from planner.space.model_space import HEAVY, SMALL
 
@@ -111,10 +112,10 @@ def describe_space(request: "Request") -> tuple[str, ...]:
         "and as many microbatches in flight as the first stage",
         "searched: contiguous stages on devices of one group"
         + (", or on one group each of two" if len(request.cluster.groups) == 2 else "")
-        + f"; schedule {'1f1b' if request.schedule == 'auto' else request.schedule}",
+        + f"; {describe_schedules(request.schedule)}",
         f"not searched: matrix products with over {HEAVY:.0%} of the FLOPs whole on an axis that can split them, "
         f"splits of parameters with under {SMALL:.1%} of all elements",
-        "not searched: three mesh axes, selective remat, offload, interleaved or zero-bubble schedules, context "
-        "parallel attention kernels, padding of dims that do not divide",
+        "not searched: three mesh axes, selective remat, offload, context parallel attention kernels, padding of dims "
+        "that do not divide",
         "the bound counts stages of the meshes that were solved, with bubbles and transfers left out",
     )

@@ -24,19 +24,26 @@ def explain_miss(request: "Request", missed: list[Score], candidates: Candidates
             "no way to split this model over these devices exists, memory aside",
             "loosen the pins, or allow other stage counts",
         )
-    actor, group = max(nearest.groups.items(), key=lambda item: item[1].missing_bytes)
+    needs = nearest.device_bytes
+    worst = max(needs, key=lambda actor: needs[actor] - nearest.groups[nearest.places[actor][0]].limit_bytes)
+    actor = max(nearest.places[worst], key=lambda place: nearest.groups[place].total_bytes)
+    group, total_bytes = nearest.groups[actor], needs[worst]
     stage = nearest.layout.stages[actor.stage]
     blocks = nearest.layout.graph.blocks[stage.start : stage.stop]
     devices = stage.groups[actor.group].devices
-    message = (
-        f"no plan fits: the nearest needs {format_bytes(group.total_bytes)} on each of {len(devices)} x "
-        f"{devices[0].kind.name}, {format_bytes(group.missing_bytes)} more than its {format_bytes(group.limit_bytes)}, "
-        f"in stage {actor.stage} ({blocks[0].name} to {blocks[-1].name}): {_items(group)}; "
-        f"largest tensors: {_tensors(nearest, actor.stage, actor.group)}"
+    others = [str(place.stage) for place in nearest.places[worst] if place != actor]
+    along = (
+        f", {format_bytes(group.total_bytes)} without stages {', '.join(others)} on the same devices" if others else ""
     )
-    factor = group.total_bytes / group.limit_bytes
+    message = (
+        f"no plan fits: the nearest needs {format_bytes(total_bytes)} on each of {len(devices)} x "
+        f"{devices[0].kind.name}, {format_bytes(total_bytes - group.limit_bytes)} more than its "
+        f"{format_bytes(group.limit_bytes)}, in stage {actor.stage} ({blocks[0].name} to {blocks[-1].name}{along}): "
+        f"{_items(group)}; largest tensors: {_tensors(nearest, actor.stage, actor.group)}"
+    )
+    factor = total_bytes / group.limit_bytes
     hint = (
-        f"what would fit: about {factor:.2f} times the devices, devices with {format_bytes(group.total_bytes)}, "
+        f"what would fit: about {factor:.2f} times the devices, devices with {format_bytes(total_bytes)}, "
         f"or a shorter sequence; the microbatch is at {nearest.layout.graph.microbatch} of "
         f"{request.global_batch} examples"
     )

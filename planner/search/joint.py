@@ -6,11 +6,11 @@ For every number of stages and a microbatch size:
    and again with it where that does not fit, without and with full remat;
 2. the stage DP (`inter_op`) cuts the blocks and hands out devices over all of these options, exactly for its closed
    form;
-3. the best few are scored by event simulation, and the best plan is kept.
+3. the best few are scored by event simulation, under several schedules (`schedule_choice`), and the best plan is kept.
 
 The microbatch size starts where activations take about half of memory and moves to smaller or larger divisors of the
-global batch while that helps; inner axis sizes that were far off are not tried again. The winner's decisions are solved
-once more to a tight gap.
+global batch while that helps; inner axis sizes that were far off are not tried again. Under ``auto`` schedules are made
+for the best layouts (`layout_schedules`). The winner's decisions are solved once more to a tight gap.
 """
 
 import math
@@ -29,15 +29,27 @@ from planner.search.candidates import FINAL, Candidates, Facts, footprint, meshe
 from planner.search.infeasible import explain_miss
 from planner.search.inter_op import plan_stages
 from planner.search.layout import GroupChoice, Layout, StageChoice
+from planner.search.layout_schedules import synthesized
 from planner.search.pinned import StagePin, pinned_layout
 from planner.search.problem import SearchBudget
+from planner.search.schedule_choice import (
+    held_by_place,
+    least_bubble,
+    least_stages,
+    require_stages,
+    runs_groups,
+    sized_for,
+    under_schedules,
+)
 from planner.search.score import Score, score
 from planner.search.stages import GroupCosts, ScheduleKind, StageOption, StagePlan, StageProblem
+from planner.search.virtual_stages import most_stages
 from planner.search.windows import windows
 from planner.space.decision import Decision
 
 Say = Callable[[str, int, int], None]
 KEEP = 3  # plans of one DP that are simulated
+FINALISTS = 2  # layouts that a schedule is made for
 FAR = 1.2  # inner axis sizes slower than this times the best are not tried again
 PATIENCE = 2  # numbers of stages in a row that were no better, before larger ones are not tried
 UNCUT_BYTES = 1e18  # what crosses a border that no plan cuts
@@ -52,6 +64,7 @@ class Request:
         graph_of: the model graph at a microbatch size.
         facts: prices' inputs by device kind name.
         sizes: microbatch sizes to try, largest first.
+        schedule: a name, ``auto`` for the best of all and of those made for the layout, None for the best of the usual.
         stages, pins: what the user fixed.
         one_group: carried state goes from microbatch to microbatch, so one group runs all of a stage's.
     """
@@ -61,7 +74,7 @@ class Request:
     facts: Mapping[str, Facts]
     global_batch: int
     sizes: tuple[int, ...]
-    schedule: str = "auto"
+    schedule: str | None = None
     stages: int | None = None
     pins: tuple[StagePin, ...] | None = None
     one_group: bool = False
@@ -108,6 +121,7 @@ class _Search:
     say: Say
     best: Score | None = None
     missed: list[Score] = field(default_factory=list)
+    straight: list[Score] = field(default_factory=list)
     near: dict[str, set[int]] = field(default_factory=dict)
     limit_fired: bool = False
     candidates: Candidates = field(init=False)
@@ -121,20 +135,12 @@ class _Search:
 
     def run(self) -> SearchResult:
         request = self.request
-        schedules: tuple[ScheduleKind, ...] = ("1f1b",) if request.schedule == "auto" else (request.schedule,)  # type: ignore[assignment]
-        for schedule in schedules:
-            if request.pins is not None:
-                self._pinned(schedule)
-                continue
-            counts = self._stage_counts()
-            worse, last = 0, np.inf
-            for done, stages in enumerate(counts):
-                self.say("searching", done, len(counts))
-                found = self._climb(stages, schedule)
-                worse = worse + 1 if found > last and last < np.inf else 0
-                last = min(last, found)
-                if worse == PATIENCE:
-                    break
+        if request.pins is not None:
+            self._pinned(request.pins)
+        else:
+            self._searched()
+        if request.schedule == "auto":
+            self._synthesized()
         if self.best is None:
             raise explain_miss(request, self.missed, self.candidates)
         self._offer(self._polished(self.best))
@@ -145,23 +151,44 @@ class _Search:
             ),
         )
 
-    def _pinned(self, schedule: ScheduleKind) -> None:
-        assert self.request.pins is not None
+    def _searched(self) -> None:
+        counts = self._stage_counts()
+        worse, last = 0, np.inf
+        for done, stages in enumerate(counts):
+            self.say("searching", done, len(counts))
+            found = self._climb(stages)
+            worse = worse + 1 if found > last and last < np.inf else 0
+            last = min(last, found)
+            if worse == PATIENCE:
+                break
+
+    def _synthesized(self) -> None:
+        """Makes schedules for the best layouts of one group a stage; for those that miss least where none fits."""
+        fitting = sorted((s for s in self.straight if s.feasible), key=lambda s: s.time_s)
+        missing = sorted((s for s in self.straight if not s.feasible), key=lambda s: s.missing_bytes)
+        finalists = (fitting or missing)[:FINALISTS]
+        for done, found in enumerate(finalists):
+            self.say("making schedules", done, len(finalists))
+            for made in synthesized(found):
+                self._offer(made)
+
+    def _pinned(self, pins: tuple[StagePin, ...]) -> None:
+        require_stages(self.request.schedule, len(pins), len(pins), most_stages(self.first))
         failure: InfeasibleError | None = None
         for done, size in enumerate(self.request.sizes):
             self.say("searching", done, len(self.request.sizes))
             try:
                 found = pinned_layout(
                     self.candidates,
-                    self.request.pins,
+                    pins,
                     microbatch=size,
                     microbatches=self.request.global_batch // size,
-                    schedule=schedule,
+                    schedule=self._dp_schedule,
                 )
             except InfeasibleError as error:
                 failure = error
                 continue
-            self._offer(found)
+            self._offer_all(found.layout)
         if self.best is None and not self.missed and failure is not None:
             raise failure
 
@@ -176,23 +203,34 @@ class _Search:
                     f"{devices} devices",
                     f"ask for at most {most}",
                 )
+            require_stages(self.request.schedule, self.request.stages, self.request.stages, most_stages(self.first))
             return (self.request.stages,)
+        least = require_stages(
+            self.request.schedule, least_stages(self.request.schedule), most, most_stages(self.first)
+        )
         tried = range(1, 9) if devices <= 8 else (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
         fitting = [
-            p for p in tried if p <= most and (p == 1 or self.request.global_batch // self.request.sizes[-1] >= p)
+            p
+            for p in tried
+            if least <= p <= most and (p == least or self.request.global_batch // self.request.sizes[-1] >= p)
         ]
         if len(self.pools) == 1 and devices > 8:
-            fitting = [p for p in fitting if devices % p == 0]
+            fitting = [p for p in fitting if devices % p == 0] or [least]
         return tuple(fitting)
 
-    def _climb(self, stages: int, schedule: ScheduleKind) -> float:
+    @property
+    def _dp_schedule(self) -> ScheduleKind:
+        """The schedule whose closed form finds layouts."""
+        return "gpipe" if self.request.schedule == "gpipe" else "1f1b"
+
+    def _climb(self, stages: int) -> float:
         """Microbatch sizes for one number of stages, moving while that helps. Returns the best step time."""
         batch, sizes = self.request.global_batch, self.request.sizes
         seen: dict[int, float] = {}
 
         def value(i: int) -> float:
             if i not in seen:
-                seen[i] = self._try(stages, sizes[i], schedule)
+                seen[i] = self._try(stages, sizes[i])
             return seen[i]
 
         at = self._start(stages)
@@ -220,27 +258,36 @@ class _Search:
         _, saved, entries, largest = footprint(self.first)
         return min(saved, entries + largest) / self.first.microbatch
 
-    def _try(self, stages: int, size: int, schedule: ScheduleKind) -> float:
+    def _try(self, stages: int, size: int) -> float:
         """Best step time with up to `stages` stages at one microbatch size."""
         count = self.request.global_batch // size
-        in_flight = count if schedule == "gpipe" else min(stages, count)
-        built = list(self._options(stages, size, count, in_flight))
+        best, crowded = np.inf, False
+        for at, name in enumerate(sized_for(self.request.schedule)):
+            if at == 0 or name != "zb-h1" or crowded:
+                found_s, missed = self._sized(stages, size, held_by_place(name, stages, count))
+                best, crowded = min(best, found_s), crowded or missed
+        return best
+
+    def _sized(self, stages: int, size: int, held: tuple[int, ...]) -> tuple[float, bool]:
+        """Best step time of stages that hold so many microbatches each, the last first, and whether some schedule
+        needed more memory than these have."""
+        count = self.request.global_batch // size
+        built = list(self._options(stages, size, count, held[-1]))
         if not built:
-            return np.inf
+            return np.inf, False
         graph = self.request.graph_of(size)
-        problem = self._problem(graph, [b.option for b in built], count, schedule, stages)
+        problem = self._problem(graph, [b.option for b in built], count, held)
         result = plan_stages(problem, keep=KEEP, budget=DP)
         self.limit_fired |= result.limit_fired
         plans = result.plans or ((result.nearest,) if result.nearest is not None else ())
-        best = np.inf
+        best, missed = np.inf, False
         for plan in plans:
-            found = score(self._layout(graph, built, plan, count, schedule))
-            self._offer(found)
-            if found.feasible:
-                best = min(best, found.time_s)
+            for found in self._offer_all(self._layout(graph, built, plan, count)):
+                best = min(best, found.time_s) if found.feasible else best
+                missed = missed or not found.feasible
         if best < np.inf:
             self._remember(built)
-        return best
+        return best, missed
 
     def _remember(self, built: list[_Built]) -> None:
         """Inner axis sizes of each pool that come within reach of the fastest mesh of the same number of devices."""
@@ -269,6 +316,17 @@ class _Search:
             stages.append(replace(stage, groups=tuple(groups)))
         return score(replace(best.layout, stages=tuple(stages)))
 
+    def _offer_all(self, layout: Layout) -> list[Score]:
+        """Offers a layout under each schedule that may be best; returns what it became."""
+        best_s = self.best.time_s if self.best else np.inf
+        every = list(under_schedules(layout, self.request.schedule, best_s))
+        for found in every:
+            self._offer(found)
+        straight = [found for found in every if found.straight]
+        if straight:
+            self.straight.append(min(straight, key=lambda found: (not found.feasible, found.time_s)))
+        return every
+
     def _offer(self, found: Score) -> None:
         if not found.feasible:
             self.missed.append(found)
@@ -295,17 +353,19 @@ class _Search:
                         whole[p].setdefault(devices, []).append(decision)
                         used = tuple(devices if q == p else 0 for q in range(len(self.pools)))
                         yield _Built(self._option(used, [(decision, 1, 1)]), ((pool, decision),))
-        if len(self.pools) == 2 and not self.request.one_group and count > 1:
+        if len(self.pools) == 2 and not self.request.one_group and count > 1 and runs_groups(self.request.schedule):
             yield from self._mixed(stages, count, whole)
 
     def _of_interest(self, stages: int, pool: int, devices: int, count: int) -> float:
-        """A mesh is of no use where even all such stages together are slower than the best plan (no bubble, no border).
+        """A mesh is of no use where even all such stages together, with the least bubble and no border, are slower
+        than the best plan.
 
         Only for one pool: with two the other one can make up for it.
         """
         if self.best is None or len(self.pools) > 1:
             return np.inf
-        return self.best.time_s * (self.counts[pool] / devices) / (1 + (stages - 1) / count) * 1.02
+        bubble = least_bubble(self.request.schedule) * (stages - 1) / count
+        return self.best.time_s * (self.counts[pool] / devices) / (1 + bubble) * 1.02
 
     def _sizes(self, pool: int, stages: int) -> tuple[int, ...]:
         total, per_node = self.counts[pool], self.pools[pool].devices_per_node
@@ -359,7 +419,7 @@ class _Search:
         )
 
     def _problem(
-        self, graph: ModelGraph, options: list[StageOption], count: int, schedule: ScheduleKind, stages: int
+        self, graph: ModelGraph, options: list[StageOption], count: int, held: tuple[int, ...]
     ) -> StageProblem:
         number = {key: i for i, key in enumerate(graph.classes)}
         crossing = [min(size, UNCUT_BYTES) for size in self.candidates.borders(graph.microbatch)]
@@ -372,9 +432,10 @@ class _Search:
             send_latency_s=latency,
             send_s_per_byte=rate,
             microbatches=count,
-            schedule=schedule,
-            max_stages=stages,
-            min_stages=stages if self.request.stages is not None else 1,
+            schedule=self._dp_schedule,
+            max_stages=len(held),
+            min_stages=len(held) if self.request.stages is not None else least_stages(self.request.schedule),
+            held=held,
         )
 
     def _links(self, options: list[StageOption]) -> tuple[np.ndarray, np.ndarray]:
@@ -398,9 +459,7 @@ class _Search:
         pairs = np.array([[link(i, j) for j in range(len(options))] for i in range(len(options))])
         return pairs[:, :, 0], pairs[:, :, 1]
 
-    def _layout(
-        self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int, schedule: ScheduleKind
-    ) -> Layout:
+    def _layout(self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int) -> Layout:
         taken: dict[str, Iterator[tuple[Device, ...]]] = {}
         for pool in self.pools:
             counts = [
@@ -427,7 +486,7 @@ class _Search:
             graph=graph,
             transfers=self.candidates.transfers,
             stages=tuple(stages),
-            schedule=schedule,
+            schedule=self._dp_schedule,
             microbatches=count,
         )
 

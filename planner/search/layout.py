@@ -7,6 +7,7 @@ from functools import cached_property
 
 from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
+from costmodel.schedule.actions import Schedule
 from costmodel.transfers import Transfers
 from planner.search.stage_links import link_cost
 from planner.space.backward import is_layered
@@ -40,6 +41,7 @@ class Layout:
 
     Attributes:
         transfers: what stages see of each other on the layout's cluster.
+        actions: the schedule itself, where its name and the stages do not say it all.
     """
 
     graph: ModelGraph
@@ -47,6 +49,7 @@ class Layout:
     stages: tuple[StageChoice, ...]
     schedule: str
     microbatches: int
+    actions: Schedule | None = None
 
     @property
     def cluster(self) -> Cluster:

@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from costmodel.cluster import Cluster, Device
 from costmodel.errors import InfeasibleError, InputError
-from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
 from costmodel.schedule.registry import schedule_family
 from planner.search.candidates import Candidates, Mesh, meshes, pool_devices
-from planner.search.cuts import uncut_borders
 from planner.search.layout import GroupChoice, Layout, StageChoice
 from planner.search.score import Score, score
+from planner.search.virtual_stages import balanced_stops, homes
 from planner.search.windows import windows
 from planner.space.decision import Decision
 
@@ -105,7 +102,14 @@ def pinned_layout(
         chosen.append(row)
     pins, chosen, devices = [pins[s] for s in home], [chosen[s] for s in home], [devices[s] for s in home]
     shares = [spread_shares(_counts([p.share for p in stage.groups], microbatches)) for stage in pins]
-    stops = _stops(graph, pins, chosen)
+    stops = balanced_stops(
+        graph,
+        [
+            [(p.share / sum(q.share for q in stage.groups), d) for p, d in zip(stage.groups, row, strict=True)]
+            for stage, row in zip(pins, chosen, strict=True)
+        ],
+        [stage.blocks for stage in pins],
+    )
     layout = Layout(
         graph=graph,
         transfers=candidates.transfers,
@@ -136,9 +140,7 @@ def _homes(schedule: str, pins: Sequence[StagePin], microbatches: int) -> list[i
     if any(pin.blocks is not None for pin in pins):
         message = f"schedule {schedule} runs several ranges of blocks a stage, a number of blocks is pinned"
         raise InputError("MP160", message, "pin devices only")
-    rows = family.generate(len(pins), microbatches).actions
-    home = {action.stage: row.stage for row in rows for action in row.actions}
-    return [home[stage] for stage in range(len(home))]
+    return homes(family.generate(len(pins), microbatches))
 
 
 def _counts(shares: Sequence[int], total: int) -> tuple[int, ...]:
@@ -148,57 +150,6 @@ def _counts(shares: Sequence[int], total: int) -> tuple[int, ...]:
     for k in range(total - sum(whole)):
         whole[order[k % len(order)]] += 1
     return tuple(whole)
-
-
-def _stops(graph: ModelGraph, pins: Sequence[StagePin], chosen: Sequence[Sequence[Decision]]) -> list[int]:
-    """Where each stage ends: as pinned, else such that the slowest stage is as fast as can be."""
-    count, stages = len(graph.blocks), len(pins)
-    if count < stages:
-        raise InputError("MP160", f"{stages} stages are pinned, the model has {count} blocks", "pin fewer stages")
-    prefix = []
-    for stage, row in zip(pins, chosen, strict=True):
-        total = sum(p.share for p in stage.groups)
-        per_block = np.max(
-            [
-                [p.share / total * _block_s(d, b.class_key) for b in graph.blocks]
-                for p, d in zip(stage.groups, row, strict=True)
-            ],
-            axis=0,
-        )
-        prefix.append(np.concatenate([[0.0], np.cumsum(per_block)]))
-    uncut = uncut_borders(graph)
-    best = np.full((stages + 1, count + 1), np.inf)
-    back = np.zeros((stages + 1, count + 1), dtype=int)
-    best[0, 0] = 0.0
-    for s, stage in enumerate(pins):
-        for stop in range(1, count + 1):
-            if stop < count and stop in uncut:
-                continue
-            for start in range(stop):
-                if stage.blocks is not None and stop - start != stage.blocks:
-                    continue
-                cost = max(best[s, start], prefix[s][stop] - prefix[s][start])
-                if cost < best[s + 1, stop]:
-                    best[s + 1, stop], back[s + 1, stop] = cost, start
-    if not np.isfinite(best[stages, count]):
-        allowed = count - 1 - len(uncut)
-        reasons = "".join(f"; {reason}" for reason in dict.fromkeys(uncut.values()))
-        raise InputError(
-            "MP160",
-            f"the model's {count} blocks cannot be cut into the {stages} stages that are pinned "
-            f"({allowed} of {count - 1} borders may be cut{reasons})",
-            "pin other block counts, or none, or fewer stages",
-        )
-    stops, at = [], count
-    for s in range(stages, 0, -1):
-        stops.append(at)
-        at = int(back[s, at])
-    return stops[::-1]
-
-
-def _block_s(decision: Decision, key: str) -> float:
-    cost = decision.costs[key]
-    return cost.forward_s + cost.backward_s + cost.forward_cast_s + cost.backward_cast_s
 
 
 __all__ = ["GroupPin", "StagePin", "pinned_layout", "take_devices"]

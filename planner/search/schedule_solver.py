@@ -3,6 +3,8 @@
 Every action is an interval on its stage's machine; microbatches keep their order (see `costmodel.schedule.straight`).
 
     F(s, k) ≥ F(s-1, k) + send,  B(s, k) ≥ F(s, k),  B(s, k) ≥ B(s+1, k) + send,  W(s, k) ≥ B(s, k),             (C1)
+    F(s, k) ≥ F(s-1, j) + send + (k - j)·wire for j < k, and B likewise, where messages occupy their link longer than
+    the action that makes them takes (else C2 says it),                                                          (C5)
     no two actions of a stage overlap,                                                                           (C2)
     a microbatch holds delta F from its F to the end of its B (to the start, if B adds memory), and delta F + delta B
     from then to the end of its W; in sum no more than the stage's cap,                                          (C3)
@@ -54,6 +56,7 @@ def solve_words(
     unit_s, exact = _unit_s(costs, goal, times.makespan_s)
     took = [[round(t / unit_s) for t in series] for series in (costs.forward_s, costs.backward_s, costs.weight_s)]
     sends = [round(t / unit_s) for t in costs.send_s]
+    wires = [round(t / unit_s) for t in costs.wires_s]
     rounding = 0 if exact else 3 * actions
     horizon = round(times.makespan_s / unit_s) + rounding + 1
     model = cp_model.CpModel()
@@ -71,10 +74,11 @@ def solve_words(
                     model.add(start >= starts[kind][s][k - 1] + took[kind][s])
                 if kind:
                     model.add(start >= starts[kind - 1][s][k] + took[kind - 1][s])
-                if kind == F and s:
-                    model.add(start >= starts[F][s - 1][k] + took[F][s - 1] + sends[s - 1])
-                if kind == B and s:
-                    model.add(starts[B][s - 1][k] >= start + took[B][s] + sends[s - 1])
+                for j in range(k + 1) if kind != W and s else ():
+                    sender, taker = (s - 1, start) if kind == F else (s, starts[B][s - 1][k])
+                    if j == k or wires[s - 1] > took[kind][sender]:
+                        arrives = starts[kind][sender][j] + took[kind][sender] + sends[s - 1] + (k - j) * wires[s - 1]
+                        model.add(taker >= arrives)
         _limit_memory(model, costs, s, starts, took, horizon)
     after = [round(seconds / unit_s) for seconds in goal.after_s]
     value = model.new_int_var(-horizon, 2 * horizon + max(after), "")
@@ -140,7 +144,7 @@ def _parts(amount: float) -> int:
 
 def _unit_s(costs: StraightCosts, goal: Goal, makespan_s: float) -> tuple[float, bool]:
     """A unit of time, and whether all times are multiples of it."""
-    every = (*costs.forward_s, *costs.backward_s, *costs.weight_s, *costs.send_s, *goal.after_s)
+    every = (*costs.forward_s, *costs.backward_s, *costs.weight_s, *costs.send_s, *costs.wire_s, *goal.after_s)
     for digits in range(7):
         if _whole(every, 10**digits) and makespan_s * 10**digits < 1e12:
             return 10.0**-digits, True

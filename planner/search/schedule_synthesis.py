@@ -16,6 +16,7 @@ def synthesize_schedule(
     weight_s: Sequence[float] | None = None,
     microbatches: int,
     send_s: Sequence[float] | float | None = None,
+    wire_s: Sequence[float] | float | None = None,
     memory_cap: Sequence[float] | float | None = None,
     memory_delta: Sequence[float] | None = None,
     optimizer_s: Sequence[float] | None = None,
@@ -29,7 +30,9 @@ def synthesize_schedule(
             stage. Without `weight_s` a backward is one action, and `backward_s` is all of it.
         microbatches: m.
         send_s: one-way delay of each link, of activations and of gradients alike; one number for all; None if sends
-            are free. Messages overlap; `simulate` says what a schedule does on links that they occupy.
+            are free.
+        wire_s: the part of it for which a message occupies its link, in its direction, so that the next one waits; one
+            number for all; None if messages overlap.
         memory_cap: most activations of one microbatch that each stage may hold; one number for all; None for no limit.
         memory_delta: what F, B and W add to the activations held, by default (1, 0, -1): whole until W, or, without
             `weight_s`, (1, -1, 0). (1, -0.5, -0.5) if half of it is free after B.
@@ -57,6 +60,7 @@ def synthesize_schedule(
     require_positive("microbatches", microbatches)
     caps = inf if memory_cap is None else memory_cap
     sends = 0.0 if send_s is None else send_s
+    wires = 0.0 if wire_s is None else wire_s
     if memory_delta is None:
         memory_delta = (1.0, -1.0, 0.0) if weight_s is None else (1.0, 0.0, -1.0)
     costs = StraightCosts(
@@ -64,6 +68,7 @@ def synthesize_schedule(
         backward_s=_floats(backward_s),
         weight_s=_floats([0.0] * p if weight_s is None else weight_s),
         send_s=(float(sends),) * (p - 1) if isinstance(sends, int | float) else _floats(sends),
+        wire_s=(float(wires),) * (p - 1) if isinstance(wires, int | float) else _floats(wires),
         memory_cap=(float(caps),) * p if isinstance(caps, int | float) else _floats(caps),
         memory_delta=_floats(memory_delta),  # pyright: ignore[reportArgumentType]
     )

@@ -13,7 +13,15 @@ from costmodel.schedule.validate import held_at_peak, held_bytes
 from costmodel.sharding import split_factor
 from costmodel.simulate import SendTimes, Simulation, StageTimes, UpdateWait, simulate
 from costmodel.simulation.ending import waits_of_actors
-from planner.search.layout import GroupChoice, Layout, crossing_bytes, held_parameters, saved_bytes, stage_cost
+from planner.search.layout import (
+    GroupChoice,
+    Layout,
+    StageChoice,
+    crossing_bytes,
+    held_parameters,
+    saved_bytes,
+    stage_cost,
+)
 from planner.search.update_barrier import update_waits
 from planner.search.update_memory import update_peak_bytes
 from planner.space.decision import BlockCost
@@ -26,12 +34,14 @@ class GroupScore:
     Attributes:
         exchange_s: see `StageTimes`.
         saved_bytes: activations of all microbatches in flight.
+        until_weights_bytes: what one microbatch holds between its B and its W, under a schedule that has any.
     """
 
     cost: BlockCost
     exchange_s: float
     in_flight: int
     saved_bytes: float
+    until_weights_bytes: float
     buffers_bytes: float
     update_peak_bytes: float
     reserve_bytes: int
@@ -60,7 +70,8 @@ class GroupScore:
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """A layout's schedule, simulation and memory. `missing_bytes` is the most by which a group misses its limit;
-    `times` what was simulated; `waits` what the updates of stages wait for."""
+    `times` what was simulated; `waits` what the updates of stages wait for; `costs` what the same stages cost under
+    another schedule."""
 
     layout: Layout
     schedule: Schedule
@@ -68,6 +79,7 @@ class Score:
     groups: dict[Actor, GroupScore]  # by (virtual) stage and group
     times: dict[Actor, StageTimes]
     waits: dict[int, UpdateWait]
+    costs: "LayoutCosts"
 
     @property
     def time_s(self) -> float:
@@ -101,6 +113,11 @@ class Score:
     def feasible(self) -> bool:
         return self.missing_bytes == 0.0 and math.isfinite(self.time_s)
 
+    @property
+    def straight(self) -> bool:
+        """Whether each stage runs one range of blocks."""
+        return len(self.schedule.actions) == sum(len(stage.groups) for stage in self.layout.stages)
+
 
 def make_schedule(layout: Layout) -> Schedule:
     """The action lists of a layout. Stages on the same devices are virtual stages of one actor.
@@ -108,6 +125,8 @@ def make_schedule(layout: Layout) -> Schedule:
     Raises:
         InputError: MP146, the schedule cannot run the layout's groups.
     """
+    if layout.actions is not None:
+        return layout.actions
     name, stages = layout.schedule, len(layout.stages)
     family = registry.schedule_family(name)
     if "shares" in family.optional:
@@ -115,73 +134,131 @@ def make_schedule(layout: Layout) -> Schedule:
         return family.generate(stages, layout.microbatches, shares)
     for s, stage in enumerate(layout.stages):
         if len(stage.groups) > 1:
+            several = ", ".join(n for n, other in registry.FAMILIES.items() if "shares" in other.optional)
             message = f"schedule {name} runs one group a stage, stage {s} has {len(stage.groups)}"
-            raise InputError("MP146", message, "use 1f1b or gpipe, or one group a stage")
+            raise InputError("MP146", message, f"use one of {several}, or one group a stage")
     actors = len({tuple(d.id for d in stage.groups[0].devices) for stage in layout.stages})
-    chunks = {"chunks": stages // actors} if family.chunks == "chunks" else {}
-    return registry.make_schedule(name, actors, layout.microbatches, **chunks)
+    virtual = {"chunks": stages // actors, "layers": stages}
+    parameters = {key: virtual[key] for key in (family.chunks,) if isinstance(key, str)}
+    return registry.make_schedule(name, actors, layout.microbatches, **parameters)
 
 
-def score(layout: Layout) -> Score:
-    """Memory and simulated time of a layout."""
-    schedule = make_schedule(layout)
-    costs: dict[Actor, BlockCost] = {}
-    groups: dict[Actor, GroupScore] = {}
-    times: dict[Actor, StageTimes] = {}
-    tied = tied_seconds(layout)
-    for s, stage in enumerate(layout.stages):
-        for g, group in enumerate(stage.groups):
-            runs = len(group.microbatches)
-            costs[Actor(s, g)] = stage_cost(layout.graph, group.decision, stage.start, stage.stop, runs)
-    flying = held_at_peak(schedule, {actor: cost.saved_bytes for actor, cost in costs.items()})
-    held = _activation_bytes(layout, schedule, costs, flying)
-    for s, stage in enumerate(layout.stages):
-        exchange_s = exchange_seconds(layout, s) + tied[s]
-        for g, group in enumerate(stage.groups):
-            actor = Actor(s, g)
-            cost = costs[actor]
-            kind = group.decision.space.pricing.kind
-            groups[actor] = GroupScore(
-                cost=cost,
-                exchange_s=exchange_s,
-                in_flight=flying.get(actor, 0),
-                saved_bytes=held.get(actor, 0.0),
-                buffers_bytes=_buffer_bytes(layout, s, group),
-                update_peak_bytes=update_peak_bytes(layout, s, g),
-                reserve_bytes=kind.reserve_bytes,
-                limit_bytes=kind.memory_bytes,
+@dataclass(frozen=True, kw_only=True)
+class LayoutCosts:
+    """What the stages of a layout cost under any schedule of these stages."""
+
+    layout: Layout
+
+    @cached_property
+    def blocks(self) -> dict[Actor, BlockCost]:
+        """By (virtual) stage and group."""
+        return {
+            Actor(s, g): stage_cost(self.layout.graph, group.decision, stage.start, stage.stop, len(group.microbatches))
+            for s, g, stage, group in self._groups
+        }
+
+    @cached_property
+    def until_weights_bytes(self) -> dict[Actor, float]:
+        """What a microbatch holds between its B and its W: about what it would without remat, as what B recomputed is
+        W's input, and no less than until its B."""
+        return {
+            Actor(s, g): max(
+                saved_bytes(self.layout.graph, group.decision, stage.start, stage.stop, without_remat=True),
+                self.blocks[Actor(s, g)].saved_bytes,
             )
-            weight_s = cost.weight_s if schedule.splits_backward else 0.0
-            times[actor] = StageTimes(
+            for s, g, stage, group in self._groups
+        }
+
+    @cached_property
+    def exchange_s(self) -> list[float]:
+        tied = tied_seconds(self.layout)
+        return [exchange_seconds(self.layout, s) + tied[s] for s in range(len(self.layout.stages))]
+
+    @cached_property
+    def buffer_bytes(self) -> dict[Actor, float]:
+        return {Actor(s, g): _buffer_bytes(self.layout, s, group) for s, g, _, group in self._groups}
+
+    @cached_property
+    def update_peak_bytes(self) -> dict[Actor, float]:
+        return {Actor(s, g): update_peak_bytes(self.layout, s, g) for s, g, _, _ in self._groups}
+
+    @cached_property
+    def sends(self) -> dict[tuple[Actor, Actor], SendTimes]:
+        return sends_of(self.layout)
+
+    @cached_property
+    def waits(self) -> dict[int, UpdateWait]:
+        return update_waits(self.layout)
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int, StageChoice, GroupChoice]]:
+        return [
+            (s, g, stage, group) for s, stage in enumerate(self.layout.stages) for g, group in enumerate(stage.groups)
+        ]
+
+    def times(self, *, split: bool) -> dict[Actor, StageTimes]:
+        """Seconds of every group.
+
+        Args:
+            split: whether weight gradients are actions of their own.
+        """
+        found = {}
+        for actor, cost in self.blocks.items():
+            weight_s = cost.weight_s if split else 0.0
+            found[actor] = StageTimes(
                 forward_s=cost.forward_s + cost.forward_cast_s,
                 backward_s=cost.backward_s + cost.backward_cast_s - weight_s,
                 weight_s=weight_s,
                 reduce_s=cost.once_s,
-                exchange_s=exchange_s,
+                exchange_s=self.exchange_s[actor.stage],
                 update_s=cost.update_s,
             )
-    waits = update_waits(layout)
-    joined = waits_of_actors(schedule, waits)
-    simulation = simulate(schedule, times, _sends(layout), waits=joined, keep_timeline=False)
-    return Score(layout=layout, schedule=schedule, simulation=simulation, groups=groups, times=times, waits=waits)
+        return found
 
 
-def _activation_bytes(
-    layout: Layout, schedule: Schedule, costs: dict[Actor, BlockCost], flying: dict[Actor, int]
-) -> dict[Actor, float]:
-    """Bytes of activations at the fullest moment of each actor. Between B and W a microbatch holds about what it
-    would without remat: what B recomputed is W's input."""
-    if not schedule.splits_backward:
-        return {actor: count * costs[actor].saved_bytes for actor, count in flying.items()}
-    until_weights = {}
-    for s, stage in enumerate(layout.stages):
-        for g, group in enumerate(stage.groups):
-            whole = saved_bytes(layout.graph, group.decision, stage.start, stage.stop, without_remat=True)
-            until_weights[Actor(s, g)] = max(whole, costs[Actor(s, g)].saved_bytes)
-    return held_bytes(schedule, {actor: cost.saved_bytes for actor, cost in costs.items()}, until_weights)
+def score(layout: Layout, costs: LayoutCosts | None = None) -> Score:
+    """Memory and simulated time of a layout.
+
+    Args:
+        costs: those of the same stages under another schedule, where they are known.
+    """
+    schedule = make_schedule(layout)
+    known = LayoutCosts(layout=layout) if costs is None else costs
+    saved = {actor: cost.saved_bytes for actor, cost in known.blocks.items()}
+    flying = held_at_peak(schedule, saved)
+    if schedule.splits_backward:
+        held = held_bytes(schedule, saved, known.until_weights_bytes)
+    else:
+        held = {actor: count * saved[actor] for actor, count in flying.items()}
+    groups: dict[Actor, GroupScore] = {}
+    for actor, cost in known.blocks.items():
+        kind = layout.stages[actor.stage].groups[actor.group].decision.space.pricing.kind
+        groups[actor] = GroupScore(
+            cost=cost,
+            exchange_s=known.exchange_s[actor.stage],
+            in_flight=flying.get(actor, 0),
+            saved_bytes=held.get(actor, 0.0),
+            until_weights_bytes=known.until_weights_bytes[actor],
+            buffers_bytes=known.buffer_bytes[actor],
+            update_peak_bytes=known.update_peak_bytes[actor],
+            reserve_bytes=kind.reserve_bytes,
+            limit_bytes=kind.memory_bytes,
+        )
+    times = known.times(split=schedule.splits_backward)
+    joined = waits_of_actors(schedule, known.waits)
+    simulation = simulate(schedule, times, known.sends, waits=joined, keep_timeline=False)
+    return Score(
+        layout=layout,
+        schedule=schedule,
+        simulation=simulation,
+        groups=groups,
+        times=times,
+        waits=known.waits,
+        costs=known,
+    )
 
 
-def _sends(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:
+def sends_of(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:
     """Seconds of each message between groups of neighbouring stages, forward and backward."""
     sends: dict[tuple[Actor, Actor], SendTimes] = {}
     for s, values in enumerate(layout.crossings):

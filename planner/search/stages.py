@@ -5,11 +5,12 @@ The closed form that the DP minimises, for m microbatches and stages s in pipeli
 * S1  step = Σ_s t_s + Σ_cuts send + (m − 1)·max_s t_s + max_s once_s
 * S2  t_s = max over the stage's groups of share × Σ_blocks (forward + backward)
 * S3  memory of a group: Σ state + n·Σ saved + max transient ≤ its limit, with n = ⌈in_flight × share⌉ and in_flight =
-  min(stages to the end, this one counted; m) for 1F1B, m for GPipe
+  min(stages to the end, this one counted; m) for 1F1B, m for GPipe, and as the problem says for any other schedule
 """
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -82,6 +83,8 @@ class StageProblem:
         send_latency_s, send_s_per_byte: [O, O] of a cut between a stage of the row's option and a following stage of
             the column's, forward and backward together.
         max_stages, min_stages: most and least stages of a plan.
+        held: microbatches in flight on the last stage, the one before it, …, where another schedule than `schedule`
+            holds others; never falling.
 
     Raises:
         ValueError: shapes do not fit together or a cost is negative.
@@ -97,6 +100,7 @@ class StageProblem:
     schedule: ScheduleKind
     max_stages: int
     min_stages: int = 1
+    held: tuple[int, ...] | None = None
 
     def __post_init__(self):
         count, options = len(self.blocks), len(self.options)
@@ -105,6 +109,11 @@ class StageProblem:
         _require(
             1 <= self.min_stages <= self.max_stages,
             f"min_stages is {self.min_stages}, it goes from 1 to max_stages, {self.max_stages}",
+        )
+        _require(
+            self.held is None
+            or (len(self.held) == self.max_stages and all(a <= b for a, b in pairwise((1, *self.held)))),
+            f"held has {self.max_stages} counts of at least 1 that never fall, got {self.held}",
         )
         _require(
             self.boundary_bytes.shape == (count - 1,),
@@ -131,6 +140,8 @@ class StageProblem:
 
     def in_flight(self, stages_to_end: int) -> int:
         """Microbatches that a stage holds at most, `stages_to_end` counting itself (S3)."""
+        if self.held is not None:
+            return self.held[stages_to_end - 1]
         return min(stages_to_end, self.microbatches) if self.schedule == "1f1b" else self.microbatches
 
 

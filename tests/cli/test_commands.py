@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from planner.check.codes import MODEL_RULES, RULES
+from planner.check.codes import COMPILE_RULES, MODEL_RULES, RULES
 from planner.plan_files import read_plan, write_plan
 from planner.planfile.codec import encode
 from tests.golden_files import check_golden
@@ -95,12 +95,13 @@ def cases(call, *args):
 
 def test_junit_does_not_pass_what_was_not_checked(call, tmp_path):
     found, skipped = cases(call, "good.plan.json", "--cluster", "mixed.toml")
-    assert skipped == set(MODEL_RULES) and "--model" in found["MP630"].find("skipped").get("message")
+    assert skipped == {*MODEL_RULES, *COMPILE_RULES} and "--compile" in found["MP650"].find("skipped").get("message")
+    assert "--model" in found["MP630"].find("skipped").get("message")
     (tmp_path / "cut.plan.json").write_bytes(encode(tiny_plan())[:500])
     found, skipped = cases(call, "cut.plan.json", "--cluster", "mixed.toml")
     assert skipped == {rule.code for rule in RULES} and found["MP151"].find("failure") is not None
     document = json.loads(call("validate", "good.plan.json", "--cluster", "mixed.toml", "--json").out)
-    assert document["results"][0]["skipped"] == list(MODEL_RULES)
+    assert document["results"][0]["skipped"] == [*MODEL_RULES, *COMPILE_RULES]
 
 
 def test_cluster_show(call):

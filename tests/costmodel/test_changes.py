@@ -153,7 +153,7 @@ def test_what_ifs_name_the_slow_link():
 def test_memory_follows_the_microbatches_in_flight():
     times, _ = chain([1.0, 1.0], [2.0, 2.0])
     result = simulate(one_f_one_b(2, 3), times)
-    held = {Actor(s, 0): HeldBytes(always_bytes=100, saved_bytes=10, limit_bytes=125) for s in range(2)}
+    held = {Actor(s, 0): HeldBytes(always_bytes=100, saved_bytes={s: 10}, limit_bytes=125) for s in range(2)}
     first, last = memory_over_time(result, held)
     assert (first.peak_bytes, last.peak_bytes) == (120, 110)
     # at 6 microbatch 0 goes and microbatch 2 comes
@@ -162,13 +162,18 @@ def test_memory_follows_the_microbatches_in_flight():
     assert max(first.bytes) == 100 + 10 * result.use(0).peak_in_flight
 
 
-def test_a_split_backward_may_release_in_two_parts():
+def test_between_its_b_and_its_w_a_microbatch_may_hold_less_or_more():
     schedule = parse_schedule("schedule x microbatches 1\n0.0: 0F0 0B0 0W0")
     result = simulate(schedule, {Actor(0, 0): StageTimes(forward_s=1.0, backward_s=2.0, weight_s=4.0)})
-    held = {Actor(0, 0): HeldBytes(always_bytes=0, saved_bytes=10)}
-    whole, half = (memory_over_time(result, held, released_by_b=share)[0] for share in (0.0, 0.5))
+    whole, half, remat = (
+        memory_over_time(
+            result, {Actor(0, 0): HeldBytes(always_bytes=0, saved_bytes={0: 10}, until_weights_bytes=until)}
+        )[0]
+        for until in ({}, {0: 5}, {0: 30})
+    )
     assert list(zip(whole.times_s, whole.bytes)) == [(0.0, 10), (7.0, 0)]
     assert list(zip(half.times_s, half.bytes)) == [(0.0, 10), (3.0, 5), (7.0, 0)]
+    assert list(zip(remat.times_s, remat.bytes)) == [(0.0, 10), (3.0, 30), (7.0, 0)] and remat.peak_bytes == 30
     with pytest.raises(InputError, match="no memory for stage 0 group 0"):
         memory_over_time(result, {})
 

@@ -12,7 +12,7 @@ from costmodel.errors import InputError
 from costmodel.schedule import registry, sequence
 from costmodel.schedule.actions import Action, Actor, format_actions, format_schedule, parse_schedule
 from costmodel.schedule.early_backward import hetero_1f1b, warm_ups_for_delays
-from costmodel.schedule.generate import one_f_one_b
+from costmodel.schedule.generate import one_f_one_b, spread_shares
 from costmodel.schedule.looped import breadth_first, interleaved, layer_major
 from costmodel.schedule.registry import FAMILIES, make_schedule
 from costmodel.schedule.sequence import keeps_causal_order, sequence_chunks
@@ -31,6 +31,26 @@ def parameters_of(name, stages):
         "layer-major": {"layers": 3 * stages},
         "interleaved": {"chunks": 3},
     }.get(name, {})
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "shares" in family.optional])
+@given(st.integers(1, 5), st.integers(1, 14), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_stages_of_several_groups_run_every_schedule_that_takes_shares(name, stages, microbatches, seed):
+    rng = random.Random(seed)
+    counts = [[0] * rng.randint(1, 3) for _ in range(stages)]
+    for groups in counts:
+        for _ in range(microbatches):
+            groups[rng.randrange(len(groups))] += 1
+    shares = [spread_shares(groups) for groups in counts]
+    schedule = make_schedule(name, stages, microbatches, shares=shares)
+    assert validate_schedule(schedule, stages) == ()
+    run = {row.actor: tuple(a.microbatch for a in row.actions if a.kind == "F") for row in schedule.actions}
+    assert run == {(s, g): own for s, groups in enumerate(shares) for g, own in enumerate(groups)}
+    alone = make_schedule(name, stages, microbatches)
+    assert make_schedule(name, stages, microbatches, shares=[[range(microbatches)]] * stages) == alone
+    with pytest.raises(InputError, match="MP144"):
+        make_schedule(name, stages, microbatches, shares=[[()]] * stages)
 
 
 def alike(stages, forward_s, backward_s, weight_s=0.0):

@@ -1,5 +1,6 @@
 """Words, bounds and synthesis of straight pipelines, against brute force, fixed schedules and published makespans."""
 
+import dataclasses
 import itertools
 import random
 from math import inf
@@ -15,6 +16,7 @@ from costmodel.schedule.generate import one_f_one_b
 from costmodel.schedule.greedy import Policy, list_schedule
 from costmodel.schedule.local_search import swapped
 from costmodel.schedule.portfolio import fixed_candidates, policies
+from costmodel.schedule.registry import make_schedule
 from costmodel.schedule.straight import (
     B,
     F,
@@ -88,6 +90,43 @@ def test_words_take_the_time_that_the_simulator_says(p, m, seed):
         assert [peak_memory(word, (1, 0, -1)) for word in words] == list(in_flight(schedule).values())
 
 
+def wires(rng, costs):
+    """For how long a message occupies each link: not at all, or a part of its delay."""
+    return rng.choice([(), tuple(rng.uniform(0.0, 1.0) * send_s for send_s in costs.send_s)])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-h2", "dapple-pb"])
+def test_messages_that_occupy_their_links_take_what_the_simulator_says(name):
+    rng = random.Random(name)
+    for _ in range(20):
+        p, m = rng.randint(2, 6), rng.randint(1, 12)
+        costs = random_costs(rng, p)
+        send_s = tuple(rng.uniform(0.0, 9.0) for _ in range(p - 1))
+        costs = dataclasses.replace(costs, send_s=send_s, wire_s=tuple(rng.uniform(0.3, 1.0) * s for s in send_s))
+        schedule = split_backward(make_schedule(name, p, m))
+        times = {
+            Actor(s, 0): StageTimes(forward_s=f, backward_s=b, weight_s=w)
+            for s, (f, b, w) in enumerate(zip(costs.forward_s, costs.backward_s, costs.weight_s, strict=True))
+        }
+        sends = {
+            (Actor(s, 0), Actor(s + 1, 0)): SendTimes(activation_s=wire, gradient_s=wire, latency_s=send - wire)
+            for s, (send, wire) in enumerate(zip(costs.send_s, costs.wire_s, strict=True))
+        }
+        timed = time_words(costs, words_of(schedule))
+        assert timed is not None
+        result = simulate(schedule, times, sends)
+        assert timed.makespan_s == pytest.approx(result.makespan_s, rel=1e-12)
+        assert timed.starts_s == tuple(pytest.approx(starts) for starts in result.starts_s)
+
+
+def test_a_link_slower_than_its_stages_bounds_the_step():
+    costs = dataclasses.replace(alike(2), send_s=(7.0,), wire_s=(7.0,), memory_cap=(9.0, 9.0))
+    made = synthesize(costs, 9)
+    assert max(step_lower_bounds_s(costs, 9)) >= 9 * 7.0 and made.makespan_s >= 9 * 7.0
+    assert made.gap <= 0.02
+    assert synthesize(dataclasses.replace(costs, wire_s=()), 9).makespan_s < 0.8 * made.makespan_s
+
+
 def test_words_that_deadlock_have_no_time():
     assert time_words(alike(2), [bytes((F, B, W, F, B, W)), bytes((F, F, B, B, W, W))]) is None
 
@@ -105,6 +144,7 @@ def test_list_schedules_are_valid_and_within_caps_down_to_one_microbatch(p, m, s
         send_s=costs.send_s,
         memory_cap=tuple(rng.uniform(max(1.0, 1.0 + delta[1]), m + 1.0) for _ in range(p)),
         memory_delta=delta,
+        wire_s=wires(rng, costs),
     )
     for policy in itertools.islice(policies(costs, m), 0, None, 3):
         words, ends_s = list_schedule(costs, m, policy)
@@ -129,6 +169,7 @@ def test_bounds_are_never_above_the_best_of_all_schedules(p, m):
             send_s=costs.send_s,
             memory_cap=caps,
             memory_delta=delta,
+            wire_s=wires(rng, costs),
         )
         every = [time_words(costs, words) for words in itertools.product(*(every_word(m, cap, delta) for cap in caps))]
         runs = [times for times in every if times is not None]

@@ -12,7 +12,6 @@ from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
 from planner.lowering.compile import compile_plan
-from planner.lowering.hlo import HloCollective, collectives
 from planner.lowering.one_stage import OneStageTrainer
 from planner.lowering.pipeline import PipelineTrainer
 from planner.lowering.verify import compiled_collectives
@@ -24,6 +23,7 @@ from planner.search.pinned import StagePin, pinned_layout
 from planner.search.score import Score
 from planner.space.decision import Decision
 from profiles.catalogue import load_catalogue
+from profiles.compiled.hlo import HloCollective, collectives
 from tests.lowering.execution import assembled, gentle, pins
 from tests.lowering.layouts import on
 

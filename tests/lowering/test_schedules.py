@@ -2,26 +2,24 @@
 many activations in flight as the simulator counts."""
 
 import math
+from dataclasses import replace
 
 import jax
 import msgspec
 import pytest
 
 from costmodel.errors import InputError
-from costmodel.schedule.actions import format_actions
 from costmodel.schedule.validate import in_flight
-from costmodel.schedule.zero_bubble import split_backward
 from costmodel.simulate import StageTimes, simulate
 from planner.check.figures import device_bytes
 from planner.check.rules import check_plan
-from planner.check.timetable import schedule_of
 from planner.frontend import jax_compat as jc
 from planner.lowering.compile import compile_plan
 from planner.lowering.pipeline import PipelineTrainer
 from planner.lowering.pipeline_step import PipelineStep
 from planner.lowering.split_programs import SplitPrograms
 from planner.models import example_batch, init_params
-from planner.planfile.schema import ActorPlan, Plan
+from planner.planfile.schema import Plan
 from planner.report.timeline import run_schedule
 from tests.lowering.execution import assert_equals_one_device, executed_plan, gentle, pins, slow_cluster
 from tests.lowering.layouts import LAYOUTS, on
@@ -116,19 +114,19 @@ def test_split_schedules_are_priced_with_weight_gradients_apart() -> None:
 
 def test_a_stage_of_several_groups_needs_a_schedule_with_shares() -> None:
     stages = pins((on("g0", 2), on("g1", 2)), (on("g2", 4),))
-    with pytest.raises(InputError, match="MP146: schedule zb-h1 runs one group a stage, stage 0 has 2"):
+    with pytest.raises(InputError, match="MP146: schedule zb-v runs one group a stage, stage 0 has 2"):
         executed_plan(
             gentle(TINY["gpt"](dtype="float32")), stages, slow_cluster(2, 2, 4), microbatch=4, microbatches=4,
-            schedule="zb-h1",
+            schedule="zb-v",
         )  # fmt: skip
 
 
 def test_unequal_groups_split_their_backwards_too() -> None:
     task = gentle(TINY["gpt"](dtype="float32"))
-    plan = LAYOUTS["unequal groups"].plan(task)
-    schedule = split_backward(schedule_of(plan))
-    actors = tuple(ActorPlan(stage=r.stage, group=r.group, actions=format_actions(r.actions)) for r in schedule.actions)
-    plan = msgspec.structs.replace(plan, schedule=msgspec.structs.replace(plan.schedule, actors=actors))
+    layout = replace(LAYOUTS["unequal groups"], schedule="zb-h1")
+    plan = layout.plan(task)
+    assert [len(group.microbatches) for group in plan.stages[0].groups] == [3, 1]
+    assert check_plan(plan, layout.cluster) == ()
     trainer = assert_equals_one_device(task, plan)
     assert isinstance(trainer, PipelineTrainer)
     assert_peaks(trainer, plan)

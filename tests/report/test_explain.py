@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from planner.plan_slack import with_slack
 from planner.planfile.schema import Finding
 from planner.report.device_names import device_runs
 from planner.report.explain import explain
@@ -16,12 +17,27 @@ KINDS = {
     "two_stages": tiny_plan(),
     "three_stages_zero3": tiny_plan(stages=3, devices=8, zero=3),
     "one_device": tiny_plan(stages=1, data=1, model=1, schedule="gpipe"),
+    "slack": with_slack(tiny_plan(stages=3, microbatches=12)),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_golden_text(kind):
     check_golden(f"explain_{kind}.txt", explain(KINDS[kind]).text)
+
+
+def test_slack_and_warm_ups_are_those_of_the_schedule():
+    explained = explain(KINDS["slack"])
+    assert [row.warm_up for row in explained.warm_ups] == [3, 2, 1]
+    assert [row.where for row in explained.slack] == ["stage 0 -> 1", "stage 1 -> 2"]
+    silent = replace(tiny_plan(stages=3), schedule=without_warm_ups(tiny_plan(stages=3)))
+    assert [row.warm_up for row in explain(silent).warm_ups] == [3, 2, 1] and explain(silent).slack == ()
+    assert "later without any cost" in explained._repr_html_()
+    assert explained.to_plain()["slack"][0]["free_s"] == KINDS["slack"].transfers[0].slack.free_s
+
+
+def without_warm_ups(plan):
+    return replace(plan.schedule, actors=tuple(replace(row, warm_up=None) for row in plan.schedule.actors))
 
 
 def test_repr_is_one_screen():

@@ -27,6 +27,8 @@ def test_optimal_wherever_all_schedules_can_be_enumerated(p, m, cases, post_vali
             "memory_cap": [rng.uniform(max(1.0, 1.0 + delta[1]), m + 1.0) for _ in range(p)],
             "memory_delta": delta,
         }
+        if case % 3 == 0:
+            given["wire_s"] = [rng.choice([0.5, 1.0]) * send_s for send_s in given["send_s"]]
         costs = StraightCosts(**{name: tuple(values) for name, values in given.items()})
         all_words = itertools.product(*(every_word(m, cap, delta) for cap in given["memory_cap"]))
         runs = [times for words in all_words if (times := time_words(costs, words)) is not None]
@@ -65,6 +67,7 @@ def test_without_weight_gradients_backwards_stay_whole():
         ({"forward_s": [1.0, float("nan")]}, "MP147", "forward_s[1] is nan"),
         ({"memory_cap": 0.5}, "MP149", "1 on every stage is the smallest that works"),
         ({"memory_cap": [3.0]}, "MP143", "memory_cap has 1 entries"),
+        ({"send_s": 1.0, "wire_s": 2.0}, "MP147", "wire_s[0] is 2.0, more than the delay send_s[0], 1.0"),
         ({"memory_delta": (1.0, 0.0)}, "MP143", "memory_delta has 2 entries"),
     ],
 )

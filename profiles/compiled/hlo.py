@@ -42,6 +42,7 @@ class HloCollective:
             `costmodel.sharding.CastStep.full_bytes` means.
         elements: of that tensor; arrays: how many it moves, above one where XLA joined several.
         axes: names of the mesh axes over which it communicates.
+        groups: the devices that communicate with each other, as positions in the mesh; of a permute its pairs.
         runs: times that it runs in one run of the program.
         loops: trip counts of the loops around it, outermost first.
         computation: the HLO computation that holds it; op_name: JAX's path of the operation that it came from.
@@ -52,6 +53,7 @@ class HloCollective:
     elements: int
     arrays: int
     axes: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
     loops: tuple[int, ...]
     computation: str
     op_name: str
@@ -67,7 +69,9 @@ class HloCollective:
 
 
 @dataclass
-class _Computation:
+class Computation:
+    """A computation of a module: its name and the lines of its instructions."""
+
     name: str
     lines: list[str] = field(default_factory=list)
 
@@ -81,8 +85,8 @@ def collectives(text: str, axis_names: Sequence[str], sizes: Sequence[int]) -> l
     Raises:
         LoweringError: a collective lies in a loop of unknown length, or its groups are no mesh axes.
     """
-    computations, entry = _computations(text)
-    loops = _loops(computations, entry)
+    computations, entry = computations_of(text)
+    loops = loops_of(computations, entry)
     found = []
     for computation in computations.values():
         for line in computation.lines:
@@ -98,20 +102,27 @@ def collectives(text: str, axis_names: Sequence[str], sizes: Sequence[int]) -> l
     return found
 
 
-def _computations(text: str) -> tuple[dict[str, _Computation], str]:
-    found: dict[str, _Computation] = {}
+def computations_of(text: str) -> tuple[dict[str, Computation], str]:
+    """The computations of a module by name, and the name of its entry."""
+    found: dict[str, Computation] = {}
     entry, current = "", None
     for line in text.splitlines():
         if line and not line[0].isspace() and (match := _COMPUTATION.match(line)):
-            current = found[match["name"]] = _Computation(match["name"])
+            current = found[match["name"]] = Computation(match["name"])
             entry = match["name"] if match["entry"] else entry
         elif current is not None:
             current.lines.append(line)
     return found, entry
 
 
-def _loops(computations: dict[str, _Computation], entry: str) -> dict[str, list[tuple[int | None, ...]]]:
-    """Computation -> trip counts of the loops around it, once for each place that calls it. None: unknown."""
+def loops_of(
+    computations: dict[str, Computation], entry: str, *, fusions: bool = True
+) -> dict[str, list[tuple[int | None, ...]]]:
+    """Computation -> trip counts of the loops around it, once for each place that calls it. None: unknown.
+
+    Args:
+        fusions: also what fusions are made of.
+    """
     found: dict[str, list[tuple[int | None, ...]]] = {}
 
     def visit(name: str, around: tuple[int | None, ...]) -> None:
@@ -119,6 +130,8 @@ def _loops(computations: dict[str, _Computation], entry: str) -> dict[str, list[
             return
         found.setdefault(name, []).append(around)
         for line in computations[name].lines:
+            if not fusions and " fusion(" in line:
+                continue
             for called, trips in _called(line):
                 visit(called, around if trips is ... else (*around, trips))  # type: ignore[arg-type]
 
@@ -151,7 +164,7 @@ def _collective(
 ) -> HloCollective:
     arrays = [(_itemsize(a["type"]), _elements(a["shape"])) for a in _ARRAY.finditer(match["result"])]
     kind = {"collective-permute": "permute"}.get(match["kind"], match["kind"].replace("-", "_"))
-    if match["start"] and kind in ("all_gather", "permute"):
+    if match["start"] and kind != "all_reduce":
         arrays = arrays[len(arrays) // 2 :]  # operands, then results
     groups = _groups(line)
     times = len(groups[0]) if kind == "reduce_scatter" else 1
@@ -162,6 +175,7 @@ def _collective(
         elements=times * sum(n for _, n in arrays),
         arrays=1 if kind == "all_to_all" else len(arrays),
         axes=_axes(groups, axis_names, sizes, line),
+        groups=tuple(tuple(group) for group in groups),
         loops=loops,
         computation=computation,
         op_name=name[1] if name else "",
@@ -220,4 +234,4 @@ def _axes(
     return axes
 
 
-__all__ = ["SEPARATE", "HloCollective", "collectives"]
+__all__ = ["SEPARATE", "Computation", "HloCollective", "collectives", "computations_of", "loops_of"]

@@ -3,7 +3,7 @@
 import pytest
 
 from costmodel.errors import LoweringError
-from planner.lowering.hlo import collectives
+from profiles.compiled.hlo import collectives
 
 AXES, SIZES = ("data", "model"), (2, 4)
 
@@ -31,6 +31,7 @@ def gather(shape: str, groups: str, kind: str = "all-gather", name: str = "jit(f
 def test_replica_groups_are_mesh_axes(groups: str, axes: tuple[str, ...]) -> None:
     (found,) = collectives(module(gather("f32[8,16]{1,0}", groups)), AXES, SIZES)
     assert (found.kind, found.axes, found.bytes, found.elements) == ("all_gather", axes, 512, 128)
+    assert sorted(d for group in found.groups for d in group) == list(range(8))
 
 
 def test_groups_that_are_no_mesh_axis_are_an_error() -> None:
@@ -48,6 +49,9 @@ def test_groups_that_are_no_mesh_axis_are_an_error() -> None:
         ("pred[16]{0}", "all-gather", "all_gather", 16, 1),
         ("(f32[4]{0}, f32[16]{0})", "all-gather-start", "all_gather", 64, 1),
         ("f8e4m3fn[16]{0}", "all-gather", "all_gather", 16, 1),
+        ("f32[4]{0}", "all-reduce-start", "all_reduce", 16, 1),  # GPUs: of a reduction the results alone
+        ("((f32[16]{0}, f32[8]{0}), (f32[4]{0}, f32[2]{0})) ", "reduce-scatter-start", "reduce_scatter", 96, 2),
+        ("((bf16[8]{0}), bf16[8]{0})", "all-to-all-start", "all_to_all", 16, 1),
     ],
 )
 def test_bytes_are_those_of_the_whole_tensor(shape: str, kind: str, read_as: str, size: int, arrays: int) -> None:

@@ -1,0 +1,107 @@
+"""Schedules that a plan is searched over: by name, the usual ones, and all with those made for its stages."""
+
+import functools
+
+import pytest
+
+import planner
+from costmodel.cluster import Cluster
+from costmodel.errors import InputError
+from planner.arguments import SCHEDULES
+from planner.check.rules import check_plan
+from planner.models import gpt
+from planner.planfile.codec import decode, encode
+from planner.planfile.schema import Plan
+from planner.search.schedule_choice import EVERY, USUAL, least_bubble
+from tests.search.test_windows import nodes_of_a100
+
+
+def far_apart(memory_bytes: int, latency_s: float = 1e-5) -> Cluster:
+    """Four slow devices, each a node, on a network that makes pipelines worthwhile."""
+    device = {
+        "name": "slow",
+        "platform": "cpu",
+        "peak_flops_per_s": {"float32": 1e9},
+        "memory_bytes": memory_bytes,
+        "memory_bandwidth_bytes_per_s": 1e10,
+    }
+    return nodes_of_a100(4, 1, device=device, inter={"bandwidth_bytes_per_s": 2e7, "latency_s": latency_s})
+
+
+ROOMY, TIGHT = far_apart(1_000_000_000), far_apart(7_000_000)
+
+
+def model(layers: int = 8):
+    return gpt(hidden=64, layers=layers, heads=4, vocab=256, seq=32, dtype="float32")
+
+
+@functools.cache
+def planned(schedule: str | None, cluster: Cluster = ROOMY, stages: int | None = None) -> Plan:
+    plan = planner.plan(model(), cluster=cluster, global_batch=32, schedule=schedule, stages=stages, baselines=False)
+    return decode(encode(plan))
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "auto"])
+def test_every_schedule_can_be_asked_for(name: str) -> None:
+    plan = planned(name)
+    assert plan.schedule.name == name
+    assert check_plan(plan, ROOMY) == ()
+    assert planner.simulate(plan).makespan_s == pytest.approx(plan.prediction.step_time_s, rel=1e-12)
+    assert plan.certificate.lower_bound_s <= plan.prediction.step_time_s
+    assert not any(line.startswith("not used") for line in plan.certificate.space)
+    assert any(f"schedule {name}" in line for line in plan.certificate.space)
+
+
+@pytest.mark.parametrize(("asked", "names"), [(None, USUAL), ("auto", EVERY)])
+def test_the_best_of_several_is_no_slower_than_any_of_them(asked: str | None, names: tuple[str, ...]) -> None:
+    best = planned(asked)
+    for name in names:
+        assert best.prediction.step_time_s <= planned(name).prediction.step_time_s * (1 + 1e-9), name
+    assert check_plan(best, ROOMY) == ()
+    assert best.certificate.lower_bound_s <= best.prediction.step_time_s
+    assert best.schedule.name not in ("1f1b", "gpipe")  # or this test would say nothing
+
+
+def test_a_schedule_made_for_the_stages_beats_every_fixed_one() -> None:
+    made, usual = planned("auto", TIGHT, 3), planned(None, TIGHT, 3)
+    assert made.schedule.name == "auto"
+    assert check_plan(made, TIGHT) == ()
+    assert planner.simulate(made).makespan_s == pytest.approx(made.prediction.step_time_s, rel=1e-12)
+    assert made.prediction.step_time_s < usual.prediction.step_time_s
+    assert made.prediction.peak_memory_bytes <= 7_000_000
+    assert any("made for the costs" in line for line in made.certificate.space)
+    again = planner.plan(model(), cluster=TIGHT, global_batch=32, schedule="auto", stages=3, baselines=False)
+    assert encode(again) == encode(made)
+
+
+def test_slow_links_get_extra_forwards() -> None:
+    plan = planned(None, far_apart(1_000_000_000, latency_s=3e-2), 4)
+    assert plan.schedule.name == "hetero-1f1b"
+    first = plan.schedule.actors[0].actions.split()
+    assert len([a for a in first[: first.index("0B0")] if "F" in a]) > 4  # 1F1B's
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"schedule": "zb-h1", "stages": 1},
+            "schedule zb-h1 needs a pipeline of at least 2 stages, and there can be 1",
+        ),
+        ({"schedule": "zb-v", "stages": 4}, "on 4 stages runs 8 virtual stages, the model can be cut into 4"),
+    ],
+)
+def test_what_a_schedule_cannot_run_is_said(given: dict, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planner.plan(model(layers=2), cluster=ROOMY, global_batch=32, baselines=False, **given)
+    assert caught.value.code == "MP164"
+    assert words in str(caught.value)
+
+
+def test_more_stages_than_blocks_is_said_with_numbers() -> None:
+    with pytest.raises(InputError, match="MP160: stages=5 was asked for; the model has 4 blocks and the cluster 4"):
+        planner.plan(model(layers=2), cluster=ROOMY, global_batch=32, stages=5, baselines=False)
+
+
+def test_the_least_bubble_is_that_of_no_schedule_that_is_tried() -> None:
+    assert least_bubble("1f1b") == 1.0 and least_bubble(None) == 0.25 and least_bubble("auto") == 0.0
