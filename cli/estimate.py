@@ -31,7 +31,14 @@ _EXAMPLE = "dp=8,tp=8,pp=4,microbatch=1,remat=full,zero=1,sp=on"
     metavar="NAME",
     help="Software stack: a shipped one (--list-stacks) or a document of constants. Default: meshplan's own programs.",
 )
-@click.option("--list-stacks", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, p, v: _list(c, v))
+@click.option(
+    "--list-stacks",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, param, value: _list(ctx, value),
+    help="Name the shipped stacks and what they were fitted on.",
+)
 @json_option
 @output_option("the report")
 def command(

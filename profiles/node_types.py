@@ -86,7 +86,11 @@ def _written_out(group: Any, path: str) -> Any:
         return group
     name = group["node"]
     if not isinstance(name, str):
-        raise InputError("MP131", f"{path}.node must be str, got {type(name).__name__}", "name a node type")
+        raise InputError(
+            "MP131",
+            f"{path}.node must be str, got {type(name).__name__}",
+            "`node` names a node type; `nodes` says how many nodes the group has",
+        )
     node = node_type(name, f"{path}.node")
     facts: dict[str, Any] = {
         "device": node.device,

@@ -74,7 +74,7 @@ def test_bad_cluster_files(call, tmp_path, text, code, part):
     ("args", "part"),
     [
         (["plann"], "did you mean plan?"),
-        (["xyzzy"], "commands are plan, explain"),
+        (["xyzzy"], "commands are plan, estimate, explain"),
         (["--bogus"], "No such option"),
         (["explain"], "Missing argument"),
         (["explain", "good.plan.json", "--htm"], "--html"),

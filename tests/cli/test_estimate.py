@@ -1,0 +1,65 @@
+"""`meshplan estimate` from the command line."""
+
+import json
+import re
+
+import pytest
+
+CLUSTER = 'name = "c"\n[[group]]\nname = "a"\nnodes = 1\ndevice = "A100-SXM4-80GB"\ndevices_per_node = 8\n'
+MODEL = "gpt(hidden=512,layers=4,heads=8,vocab=4096,seq=128)"
+
+
+@pytest.fixture
+def estimate(call, tmp_path):
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    return lambda *args: call("estimate", "--model", MODEL, "--cluster", "c.toml", "--global-batch", 64, *args)
+
+
+def test_one_strategy_is_shown_in_full(estimate):
+    done = estimate("--strategy", "dp=2,tp=2,pp=2,microbatch=4,zero=1,sp=on")
+    assert done.code == 0 and not done.err
+    assert done.out.startswith("dp=2,tp=2,pp=2,microbatch=4,zero=1,sp=on\nstep time ")
+    shares = [float(share) for share in re.findall(r"(\d+\.\d)%  ", done.out)]
+    assert sum(shares) == pytest.approx(100.0, abs=0.5)
+    assert "fits: stage" in done.out and "in flight" in done.out and "figures: compute" in done.out
+
+
+def test_json_has_every_figure(estimate):
+    found = json.loads(estimate("--strategy", "dp=8,microbatch=2", "--json").out)
+    low, high = found["error_bar_s"]
+    assert low < found["step_time_s"] < high
+    assert sum(found["breakdown"].values()) == pytest.approx(found["step_time_s"])
+    (stage,) = found["memory"]
+    items = [
+        size for name, size in stage.items() if name.endswith("_bytes") and name not in ("peak_bytes", "limit_bytes")
+    ]
+    assert sum(items) == pytest.approx(stage["peak_bytes"], abs=1) and found["peak_memory_bytes"] == stage["peak_bytes"]
+
+
+def test_several_strategies_are_compared_fastest_first(estimate):
+    done = estimate("--strategy", "dp=1,microbatch=8", "--strategy", "dp=8,microbatch=8")
+    lines = done.out.splitlines()
+    assert lines[0] == "Strategies, fastest first"
+    assert lines[3].startswith("dp=8") and lines[4].startswith("dp=1")
+    documents = json.loads(estimate("--strategy", "dp=1,microbatch=8", "--strategy", "dp=8,microbatch=8", "--json").out)
+    assert [one["strategy"]["dp"] for one in documents] == [1, 8]
+
+
+def test_what_does_not_fit_is_a_finding(estimate, call):
+    big = ("--model", "gpt3-13b", "--cluster", "c.toml", "--global-batch", 8)
+    done = call("estimate", *big, "--strategy", "dp=8,microbatch=1")
+    assert done.code == 1 and "does not fit: stage 0 needs" in done.out and "more than it has" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("dp=16", "MP183"), ("dp", "MP180"), ("dp=3", "MP185"), ("pp=8", "MP184"), ("dp=2,stack=none", "MP187")],
+)
+def test_bad_strategies_are_usage_errors(estimate, text, code):
+    done = estimate("--strategy", text)
+    assert done.code == 2 and f"error {code}" in done.err and "hint:" in done.err
+
+
+def test_stacks_are_listed(call):
+    done = call("estimate", "--list-stacks")
+    assert done.code == 0 and done.out.startswith("compiled: assumed constants")
