@@ -3,6 +3,7 @@ timed, and how much of the plan's time it covers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 from costmodel.block_times import graph_with_most_blocks
 from costmodel.cluster import Cluster
@@ -55,10 +56,21 @@ def facts_of_kinds(cluster: Cluster, profile: Profile | None) -> KindFacts:
             applied.kind, applied.op_times, applied.collectives, applied.copies, blocks=applied.blocks
         )
         profiled.append(group.device.name)
-        notes += applied.notes
+        notes += [*applied.notes, *_other_versions(profile)]
     if not profiled:
         raise errors[0]
     return KindFacts(facts=facts, profiled=tuple(dict.fromkeys(profiled)), notes=tuple(dict.fromkeys(notes)))
+
+
+def _other_versions(profile: Profile) -> list[str]:
+    """A sentence if the profile was measured with another minor version of JAX than plans are made with here."""
+    then, now = profile.software.get("jax", ""), version("jax")
+    if not then or then.split(".")[:2] == now.split(".")[:2]:
+        return []
+    return [
+        f"the profile of {profile.device_kind} was measured with JAX {then}, this is JAX {now}, which compiles "
+        "differently: measure again with `meshplan profile`"
+    ]
 
 
 def with_measured_size(

@@ -22,6 +22,7 @@ from profiles import opbench
 from profiles.apply import rated_kind
 from profiles.blockbench import BlockProgram
 from profiles.fitting import fitted
+from profiles.gpu_clocks import while_running
 from profiles.grids import matmul_grid
 from profiles.jobs import (
     LABELS,
@@ -286,10 +287,12 @@ class _Collection:
         dtype, shape = matmul_grid(self.facts.kind.platform)[0]
         job = Job(key=PULSE, part="rates", measure=partial(opbench.time_matmul, dtype, shape))
         after_s = rounded(time.perf_counter() - self.started_s)
+        runs_s = min(LONGEST_RUN_S, self.budget_s / 100)
         try:
-            sample = self.runner.run(job, min(LONGEST_RUN_S, self.budget_s / 100))
+            sample, clocks = while_running(lambda: self.runner.run(job, runs_s), self.facts.kind.platform)
         except Exception as error:  # as above
             self.gaps[PULSE] = cause_of(error)
             return
         assert isinstance(sample, MatmulSample)
-        self.pulses.append(Pulse(after_s=after_s, **sample.figures))
+        told = {"sm_clock_hz": clocks.sm_clock_hz, "held_back": clocks.held_back}
+        self.pulses.append(Pulse(after_s=after_s, **told, **sample.figures))

@@ -170,7 +170,8 @@ def shipped() -> Constants:
     stacks: list[Stack] = []
     fitted: list[FittedKinds] = []
     folder = files("profiles").joinpath("stacks")
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+    entries = folder.iterdir() if folder.is_dir() else ()  # a folder without a document is in no checkout
+    for entry in sorted(entries, key=lambda one: one.name):
         if entry.name.endswith(".toml"):
             one = parse_constants(entry.read_text(encoding="utf-8"), f"stacks/{entry.name}")
             stacks += one.stacks

@@ -89,9 +89,12 @@ class Pulse(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         after_s: seconds after the first measurement.
+        sm_clock_hz: the device's clock meanwhile, as its driver says; held_back: why the driver held it back, in words.
     """
 
     after_s: float
+    sm_clock_hz: float | None = None
+    held_back: tuple[str, ...] = ()
 
 
 class CollectiveSample(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):

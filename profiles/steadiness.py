@@ -25,6 +25,13 @@ def steadiness(profile: Profile) -> tuple[str, ...]:
                 f"the device slowed down: the same product took {slower:.0%} longer {when} (heat, a power limit, or "
                 "other work on it)"
             )
+    held_back = tuple(dict.fromkeys(words for one in profile.pulses for words in one.held_back))
+    if held_back:
+        clocks = [one.sm_clock_hz for one in profile.pulses if one.sm_clock_hz is not None]
+        fell = (
+            f"; its clock fell from {max(clocks) / 1e6:.0f} to {min(clocks) / 1e6:.0f} MHz" if len(clocks) > 1 else ""
+        )
+        found.append(f"the driver held the device back while it was measured: {', '.join(held_back)}{fell}")
     records = list(records_of(profile))
     drifted = sorted(((abs(drift_of(record)), key) for key, record in records), reverse=True)
     drifted = [(share, key) for share, key in drifted if share > DRIFTED]

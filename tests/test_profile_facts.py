@@ -11,7 +11,7 @@ from planner.models import gpt
 from planner.profile_facts import coverage_findings, facts_of_kinds, with_measured_size
 from planner.search.pinned import GroupPin, StagePin
 from profiles.catalogue import device_kind
-from profiles.schema import CopyLine, OpTime, Profile
+from profiles.schema import CopyLine, OpTime, Profile, Pulse
 from tests.small_profiles import small_profile
 
 TASK = gpt(hidden=32, layers=2, heads=2, vocab=64, seq=8, dtype="float32")
@@ -101,3 +101,12 @@ def test_transfers_between_stages_take_the_time_of_measured_copies(slope: float)
 def test_a_profile_of_no_kind_of_the_cluster_is_refused() -> None:
     with pytest.raises(ProfileError, match="MP301"):
         facts_of_kinds(CPUS, small_profile(device_kind="x1", jax_device_kind="x1"))
+
+
+def test_a_profile_of_another_version_of_jax_or_an_unsteady_device_is_noted() -> None:
+    assert not [note for note in facts_of_kinds(CPUS, small_profile()).notes if "JAX" in note or "slowed" in note]
+    pulses = (Pulse(after_s=1, time_s=1.0), Pulse(after_s=31, time_s=1.5))
+    notes = facts_of_kinds(CPUS, small_profile(software={"jax": "0.1.75"}, pulses=pulses)).notes
+    assert any("measured with JAX 0.1.75, this is JAX" in note for note in notes)
+    assert any("the device slowed down: the same product took 50% longer 30 s later" in note for note in notes)
+    assert not [note for note in facts_of_kinds(CPUS, small_profile(software={})).notes if "JAX" in note]

@@ -219,3 +219,17 @@ def test_lines_without_a_cost_per_byte_are_not_used():
     assert applied.collectives.line("all_gather", 2) is None and applied.copies == {}
     (note,) = [note for note in applied.notes if "no cost per byte" in note]
     assert "all_gather of 2, copies in 2 lanes" in note and "--budget" in note
+
+
+def test_copies_to_the_host_become_its_bandwidth_and_are_no_copies_between_devices() -> None:
+    lines = (
+        CopyLine(route="device_to_device", lanes=1, fixed_s=5e-5, s_per_byte=1e-10),
+        CopyLine(route="host_to_device", lanes=1, fixed_s=1e-5, s_per_byte=1e-11),
+        CopyLine(route="host_to_device", lanes=2, fixed_s=1e-5, s_per_byte=2e-11),
+        CopyLine(route="device_to_host", lanes=2, fixed_s=1e-5, s_per_byte=4e-11),
+    )
+    applied = apply_profile(CPU, small_profile(copy_lines=lines))
+    assert applied.copies == {1: (5e-5, 1e-10)}
+    assert applied.kind.host_bandwidth_bytes_per_s == pytest.approx(1 / 4e-11), "the slower way, with all at once"
+    assert applied.kind.provenance_of("host_bandwidth_bytes_per_s") == "fitted"
+    assert apply_profile(CPU, small_profile()).kind.host_bandwidth_bytes_per_s == CPU.host_bandwidth_bytes_per_s
