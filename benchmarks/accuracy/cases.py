@@ -3,7 +3,8 @@
 import csv
 import hashlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Case:
         fabrics: node kinds in order, with the number of nodes of each.
         stack: the software stack that it ran on.
         group: configurations among which a planner would choose.
-        fits: whether it ran, where that is known; memory_bytes: as it was measured.
+        fits: whether it ran, where that is known; memory_bytes: as it was measured, on the first stage alone where
+            `first_stage_measured`.
     """
 
     table: str
@@ -49,13 +51,17 @@ class Case:
     group: tuple[Any, ...] = ()
     note: str = ""
     scored: bool = True
-    key: str = field(default="")
+    first_stage_measured: bool = False
 
     @property
     def configuration(self) -> str:
         """What repeats of one configuration share."""
         text = repr((self.model, self.fabrics, sorted(self.strategy.items()), self.global_batch, self.stack))
         return text
+
+    def measured_stage_bytes(self, stages: Sequence[float]) -> float:
+        """Of predicted bytes by stage, those of the stages whose devices were looked at."""
+        return stages[0] if self.first_stage_measured else max(stages)
 
     def fold(self, salt: int) -> int:
         """0 or 1, by a hash of the configuration."""

@@ -19,10 +19,8 @@ from costmodel.stack import Stack
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
 from planner.strategy.stages import held
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import Leaf, Work
-
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ def _stage_time(
 
 
 def _gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:
-    return _ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else leaf.facts.gradient_itemsize
+    return ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else leaf.facts.gradient_itemsize
 
 
 def _window_s(backward_s: float, strategy: Strategy) -> float:

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodel.device_kind import DeviceKind
+from costmodel.graph import Parameter
 from costmodel.stack import Stack
 from planner.strategy.stages import held
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import ClassWork, Work
 
 
@@ -90,8 +91,7 @@ def stage_memory(
             gathered = max(gathered, weight / max(1, sum(blocks[k] for k in leaf.readers if k in blocks)))
         if not facts.trained:
             continue
-        size = facts.gradient_itemsize if stack.gradient_bytes is None else stack.gradient_bytes
-        gradients += elements * size / (dp if strategy.zero >= 2 else 1)
+        gradients += elements * _gradient_bytes(facts, strategy, stack) / (dp if strategy.zero >= 2 else 1)
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
         optimizer += elements * kept / (dp if strategy.zero >= 1 else 1)
     flying = in_flight(strategy, stage, microbatches)
@@ -116,6 +116,18 @@ def stage_memory(
         in_flight=flying,
         limit_bytes=kind.memory_bytes,
     )
+
+
+def _gradient_bytes(facts: Parameter, strategy: Strategy, stack: Stack) -> float:
+    """Of one element as it is accumulated: what the stack says, else the dtype that gradients are reduced in where the
+    stack keeps state of its own, else the model's. Where that is wider than the weights, gradients arise in the
+    weights' width beside it."""
+    if stack.gradient_bytes is not None:
+        return stack.gradient_bytes
+    if stack.weight_bytes is not None and strategy.gradient_dtype is not None:
+        wide = float(ITEMSIZE[strategy.gradient_dtype])
+        return wide + (stack.weight_bytes if wide > stack.weight_bytes else 0.0)
+    return float(facts.gradient_itemsize)
 
 
 def kept_bytes(one: ClassWork, strategy: Strategy) -> float:

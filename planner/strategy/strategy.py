@@ -10,6 +10,9 @@ from costmodel.errors import InputError
 RematPolicy = Literal["none", "selective", "full"]
 Attention = Literal["graph", "unfused", "fused", "flash"]
 GradientDtype = Literal["float32", "bfloat16", "float16"]
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one element of each gradient dtype."""
+
 MatmulDtype = Literal["float8", "int8"]
 
 _WORDS = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}

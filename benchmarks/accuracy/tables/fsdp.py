@@ -57,3 +57,50 @@ def llm_foundry(folder: Path) -> Iterator[Case]:
             measured_s=batch * seq / (float(r["throughput_tokens_per_s_per_gpu"]) * gpus),
             group=("mpt", r["model"], r["gpu"], gpus, seq),
         )
+
+
+_LLAMA = {
+    "Llama3.1-8B": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256},
+    "Llama3-8B": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256},
+    "Llama3.1-70B": {"hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256},
+    "Llama3.1-405B": {"hidden": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "ffn": 53248, "vocab": 128256},
+}
+_REMAT = {"full": "full", "none": "none"}
+H100_96 = Fabric("H100-SXM5-80GB", 8, 450e9, 400e9)
+
+
+def torchtitan(folder: Path) -> Iterator[Case]:
+    """Llama 3.1 under torchtitan, peak memory where it is stated. Its selective remat recomputes every other layer."""
+    for i, r in enumerate(read(folder, "torchtitan")):
+        dims = _LLAMA.get(r["model"])
+        if dims is None or not number(r["peak_memory_GiB"]) or not number(r["dp_shard"]) or "H100" not in r["gpu"]:
+            continue
+        dp, tp, pp, cp = (whole(r, name, 1) for name in ("dp_shard", "tp", "pp", "cp"))
+        seq, local = whole(r, "seq_len", 8192), whole(r, "local_batch_seqs", 1)
+        micro = max(1, local // (2 * pp)) if pp > 1 else local
+        interleave = 2 if "Interleaved" in r["technique"] else 1
+        yield Case(
+            table="torchtitan",
+            row=i,
+            model=("llama", tuple(sorted({**dims, "seq": seq}.items()))),
+            fabrics=((H100_96, math.ceil(dp * tp * pp * cp / 8)),),
+            stack="torchtitan",
+            strategy={
+                "dp": dp,
+                "tp": tp,
+                "pp": pp,
+                "cp": cp,
+                "sp": tp > 1,
+                "microbatch": micro,
+                "interleave": interleave,
+                "zero": 3,
+                "remat": _REMAT.get(r["activation_checkpoint"], "selective"),
+                "attention": "flash",
+                "gradient_dtype": "float32",
+                "overlap_gradients": True,
+                "overlap_parameters": True,
+                "matmul_dtype": "float8" if "loat8" in r["technique"] else None,
+            },
+            global_batch=dp * local,
+            memory_bytes=float(r["peak_memory_GiB"]) * 2**30,
+        )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.accuracy.cases import Case, Fabric, gpt, number, padded, read, whole
+from benchmarks.accuracy.cases import Case, Fabric, Row, gpt, number, padded, read, whole
 
 A100_VTRAIN = Fabric("A100-SXM4-80GB", 8, 300e9, 100e9)
 A100_SELENE = Fabric("A100-SXM4-80GB", 8, 300e9, 200e9)
@@ -138,6 +138,9 @@ def bloom(folder: Path) -> Iterator[Case]:
         late = int(r["line"]) >= _NUMA_FIXED
         seconds = float(r["sec_per_iteration"]) if number(r["sec_per_iteration"]) else None
         memory = r["max_gpu_memory_GB"]
+        contradicts = seconds is not None and number(r["tflops_per_gpu"]) and not _agrees(r, seconds, layers, batch)
+        if contradicts:
+            note.append("the row's TFLOP/s are those of another batch than it states")
         zero = 0 if r["zero_stage"].startswith("0") else 1
         yield Case(
             table="bigscience_bloom_a100",
@@ -162,4 +165,13 @@ def bloom(folder: Path) -> Iterator[Case]:
             fits=False if "OOM" in (memory, r["sec_per_iteration"]) else True if seconds or number(memory) else None,
             group=(hidden, layers, gpus, batch, late),
             note="; ".join(note),
+            scored=not contradicts,
+            first_stage_measured=True,
         )
+
+
+def _agrees(row: Row, seconds: float, layers: int, batch: int) -> bool:
+    """Whether a row's seconds and TFLOP/s are of the same work (Narayanan et al. 2021, equation 3), within 25%."""
+    hidden, seq, gpus = whole(row, "hidden"), 2048, whole(row, "num_gpus")
+    flops = 96 * batch * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + 250_680 / (16 * layers * hidden))
+    return abs(math.log(flops / (seconds * gpus * float(row["tflops_per_gpu"]) * 1e12))) < 0.25
