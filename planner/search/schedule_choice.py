@@ -200,7 +200,7 @@ def _looped(layout: Layout, family: ScheduleFamily) -> Iterator[Layout]:
         tried = [{"chunks": chunks} for chunks in CHUNKS] if family.chunks == "chunks" else [{}]
     for parameters in tried:
         virtual = family.virtual_stages(stages, **parameters)
-        if not stages < virtual <= most:
+        if not stages <= virtual <= most or (virtual == stages and family.chunks != "layers"):
             return
         actions = make_schedule(family.name, stages, layout.microbatches, **parameters)
         groups = [layout.stages[home].groups for home in homes(actions)]

@@ -98,6 +98,17 @@ def test_what_a_schedule_cannot_run_is_said(given: dict, words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("schedule", ["auto", "zb-v", "hetero-1f1b", "layer-major"])
+def test_one_microbatch(schedule: str) -> None:
+    plan = planner.plan(model(layers=2), cluster=ROOMY, global_batch=1, stages=2, schedule=schedule, baselines=False)
+    assert plan.microbatches == 1 and check_plan(plan, ROOMY) == ()
+
+
+def test_layer_major_runs_one_range_a_stage_where_there_are_no_more() -> None:
+    plan = planner.plan(model(2), cluster=ROOMY, global_batch=8, stages=3, schedule="layer-major", baselines=False)
+    assert (len(plan.stages), len(plan.schedule.actors)) == (3, 3)
+
+
 def test_more_stages_than_blocks_is_said_with_numbers() -> None:
     with pytest.raises(InputError, match="MP160: stages=5 was asked for; the model has 4 blocks and the cluster 4"):
         planner.plan(model(layers=2), cluster=ROOMY, global_batch=32, stages=5, baselines=False)
