@@ -253,6 +253,7 @@ def _memory(score: GroupScore) -> MemoryPlan:
         in_flight=score.in_flight,
         saved_per_microbatch_bytes=math.ceil(cost.saved_bytes),
         until_weights_bytes=math.ceil(score.until_weights_bytes),
+        made_for_weights_bytes=math.ceil(score.made_bytes),
     )
 
 

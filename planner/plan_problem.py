@@ -65,9 +65,10 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
             always_bytes=always - (sum(shared) - max(shared)),
             saved_bytes={s: m.saved_per_microbatch_bytes // (1 if planned else parts) for s, m in each.items()},
             until_weights_bytes={
-                s: max(m.until_weights_bytes, m.saved_per_microbatch_bytes) // (1 if planned else parts)
+                s: (m.until_weights_bytes or m.saved_per_microbatch_bytes) // (1 if planned else parts)
                 for s, m in each.items()
             },
+            made_bytes={s: m.made_for_weights_bytes // (1 if planned else parts) for s, m in each.items()},
             limit_bytes=every[0].limit_bytes or None,
         )
     return found

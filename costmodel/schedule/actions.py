@@ -106,7 +106,7 @@ class Schedule:
 
 def require_positive(what: str, count: int) -> None:
     """Raises MP143 unless `count` is a whole number of at least 1."""
-    if count < 1 or count != int(count):
+    if not 1 <= count < float("inf") or count != int(count):
         raise InputError("MP143", f"{what} is {count}, it must be a whole number of at least 1")
 
 

@@ -111,13 +111,17 @@ def held_at_peak(schedule: Schedule, saved_bytes: Mapping[Actor, float]) -> dict
 
 
 def held_bytes(
-    schedule: Schedule, until_backward: Mapping[Actor, float], until_weights: Mapping[Actor, float]
+    schedule: Schedule,
+    until_backward: Mapping[Actor, float],
+    until_weights: Mapping[Actor, float],
+    made: Mapping[Actor, float],
 ) -> dict[Actor, float]:
     """Bytes of activations that each stage group holds when its actor holds the most.
 
     Args:
         until_backward: what one microbatch holds from its F to its B, by (virtual stage, group of the actor).
         until_weights: what it holds from its B to its W, where the schedule splits backwards.
+        made: what of that its B makes, while it still holds all that it had until then.
     """
     found: dict[Actor, float] = {}
     for row in schedule.actions:
@@ -128,8 +132,12 @@ def held_bytes(
             if action.kind == "F":
                 held[place] += until_backward[place]
             elif action.kind == "B":
+                if schedule.splits_backward:
+                    held[place] += made[place]
+                    if (total := sum(held.values())) > most:
+                        most, at_most = total, dict(held)
+                    held[place] += until_weights[place] - made[place]
                 held[place] -= until_backward[place]
-                held[place] += until_weights[place] if schedule.splits_backward else 0.0
             else:
                 held[place] -= until_weights[place]
             if (total := sum(held.values())) > most:

@@ -4,8 +4,8 @@ A message occupies its own link and every shared resource on its way, such as th
 when all of them are free, first come first served, for its whole time. While an actor sends, receives or reduces, its
 actions take `compute_slowdown` times as long. Part of the reduction of gradients may run beside the last action.
 
-Events are handled in order of time, then of kinds and actors. With private links and no slowdown it is that of
-`run_strict`, to the last bit.
+Events are handled in order of time, then of kinds and actors. Where nothing slows compute down, `shared` does the same
+in less time. With private links it is that of `run_strict`, to the last bit.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor
 from costmodel.simulation.costs import Costs
 from costmodel.simulation.program import Program, inconsistent
+from costmodel.simulation.shared import run_shared
 
 _BESIDE, _BEGIN, _END = 0, 1, 2  # kinds of events, in the order in which those of one time are handled
 
@@ -61,7 +62,16 @@ def run_contended(program: Program, costs: Costs, contention: Contention) -> Run
     Raises:
         InputError: MP148 if the schedule deadlocks.
     """
-    return _Events(program, costs, contention).run()
+    if contention.compute_slowdown != 1.0:
+        return _Events(program, costs, contention).run()
+    starts_s, ends_s, wires_s = run_shared(program, costs, *_resources(program, costs, contention))
+    reductions = []
+    for own_starts_s, own_ends_s, stages in zip(starts_s, ends_s, costs.stages):
+        reduce_s, end_s = sum(stage.reduce_s for stage in stages.values()), own_ends_s[-1] if own_ends_s else 0.0
+        early = contention.early_reduction if own_ends_s else 0.0
+        start_s = own_starts_s[-1] if early and reduce_s else end_s
+        reductions.append((start_s, max(start_s + early * reduce_s, end_s) + (1.0 - early) * reduce_s))
+    return Run(starts_s, ends_s, wires_s, reductions)
 
 
 class _Events:
@@ -195,12 +205,21 @@ class _Events:
 
 
 def _resources(program: Program, costs: Costs, contention: Contention) -> tuple[list[list[int]], int]:
-    """For each link the numbers of the resources that its messages occupy, and how many resources there are."""
+    """For each link the numbers of the resources that its messages occupy, and how many resources there are. What is
+    never free later than another of them, as its messages all occupy that one too, is left out."""
     actors = program.schedule.actors
     names: dict[str, int] = {}
     routes: list[list[int]] = []
     count = len(costs.ends)
+    users: dict[int, set[int]] = {}
     for link, (source, target) in enumerate(costs.ends):
         over = contention.shared.get((actors[source], actors[target]), ()) if link else ()
         routes.append([link, *(names.setdefault(name, count + len(names)) for name in dict.fromkeys(over))])
+        for resource in routes[-1]:
+            users.setdefault(resource, set()).add(link)
+    for own in routes:
+        for resource in own[:]:
+            others = [other for other in own if other != resource]
+            if any(users[resource] <= users[other] for other in others):
+                own.remove(resource)
     return routes, count + len(names)

@@ -21,12 +21,14 @@ class HeldBytes:
         saved_bytes: by (virtual) stage, what one microbatch keeps for its B.
         until_weights_bytes: the same for its W, in a schedule that has any; a stage that is not there keeps as much as
             for its B.
+        made_bytes: what of that B makes, which is there from its start, beside what is kept for B; 0 if not there.
         limit_bytes: what the device has; None if unknown.
     """
 
     always_bytes: int
     saved_bytes: Mapping[int, int]
     until_weights_bytes: Mapping[int, int] = field(default_factory=dict)
+    made_bytes: Mapping[int, int] = field(default_factory=dict)
     limit_bytes: int | None = None
 
 
@@ -63,10 +65,14 @@ def memory_over_time(simulation: Simulation, held: Mapping[Actor, HeldBytes]) ->
         changes: dict[float, int] = {0.0: 0}
         for action, start_s, end_s in zip(row.actions, starts_s, ends_s):
             saved, kept = item.saved_bytes[action.stage], later[action.stage]
+            made = item.made_bytes.get(action.stage, 0) if split else 0
             if action.kind == "F":
                 changes[start_s] = changes.get(start_s, 0) + saved
+            elif action.kind == "B":
+                changes[start_s] = changes.get(start_s, 0) + made
+                changes[end_s] = changes.get(end_s, 0) + kept - saved - made
             else:
-                changes[end_s] = changes.get(end_s, 0) + (kept - saved if action.kind == "B" else -kept)
+                changes[end_s] = changes.get(end_s, 0) - kept
         times_s, sizes, now = [], [], item.always_bytes
         for time_s in sorted(changes):
             if changes[time_s] or not times_s:

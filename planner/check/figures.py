@@ -147,7 +147,13 @@ def prediction_finite(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if negative:
             message = f"{group_label(plan, stage, group)}: a negative number of collectives: {some(negative)}"
             yield finding("MP625", group_path(stage, group, "time.collectives"), message)
-        for name in ("limit_bytes", "in_flight", "saved_per_microbatch_bytes", "until_weights_bytes"):
+        for name in (
+            "limit_bytes",
+            "in_flight",
+            "saved_per_microbatch_bytes",
+            "until_weights_bytes",
+            "made_for_weights_bytes",
+        ):
             if getattr(record.memory, name) < 0:
                 message = f"{group_label(plan, stage, group)}: {name} is {getattr(record.memory, name)}"
                 yield finding("MP625", group_path(stage, group, f"memory.{name}"), message)

@@ -74,10 +74,13 @@ def _held_until_weights(plan: Plan) -> Iterator[Finding]:
         places = [Actor(stage, row.group) for stage in sorted({action.stage for action in row.actions})]
         if not all(place in known for place in places):
             continue  # MP615 says so
+        if not any(known[place].until_weights_bytes for place in places):
+            continue  # the plan does not say
         saved = {place: float(known[place].saved_per_microbatch_bytes) for place in places}
-        until = {place: float(max(known[place].until_weights_bytes, saved[place])) for place in places}
+        until = {place: float(known[place].until_weights_bytes) for place in places}
+        made = {place: float(known[place].made_for_weights_bytes) for place in places}
         own = Schedule(name=schedule.name, microbatches=schedule.microbatches, actions=(row,))
-        most = sum(held_bytes(own, saved, until).values())
+        most = sum(held_bytes(own, saved, until, made).values())
         claimed = sum(known[place].saved_bytes for place in places)
         rounding = 2 * len(row.actions)
         if not most - rounding <= claimed <= most + rounding:

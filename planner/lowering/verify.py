@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # Residuals are predicted op by op. What JAX shares between ops beyond equal tensors, and the single numbers that it
 # keeps, is not predicted; over the built-in families the two differ by less than this.
 SAVED_TOLERANCE, SAVED_SLACK_BYTES = 0.02, 1024
+# What weight gradients read of a backward pass that ran again differs more: the plan is mostly above, by less than this
+# below.
+WEIGHTS_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class GroupReport:
         planned, written: collectives a microbatch (forward, backward) and a step (once), by ``phase kind axis``.
         compiled: the same of the compiled programs; None where nothing was compiled.
         until_weights_bytes: what a microbatch keeps between its B and its W; None where the schedule has no W.
+        until_weights_planned_bytes: the same by the plan; 0 where it does not say.
     """
 
     stage: int
@@ -48,6 +52,13 @@ class GroupReport:
     written: Mapping[str, float]
     compiled: Mapping[str, float] | None = None
     until_weights_bytes: int | None = None
+    until_weights_planned_bytes: int = 0
+
+    @property
+    def weights_agree(self) -> bool:
+        """Whether no more is kept for weight gradients than planned, but for the tolerance."""
+        planned, found = self.until_weights_planned_bytes, self.until_weights_bytes
+        return not planned or not found or found <= planned * (1 + WEIGHTS_TOLERANCE) + SAVED_SLACK_BYTES
 
     @property
     def saved_deviation(self) -> float:
@@ -90,6 +101,13 @@ class Verification:
                     "MP504",
                     f"{where} keeps {g.saved_found_bytes} bytes a microbatch for its backward pass, planned "
                     f"{g.saved_planned_bytes} ({g.saved_deviation:+.1%}, allowed {SAVED_TOLERANCE:.0%})",
+                    "the plan's memory figures do not hold; please report this model",
+                )
+            if not g.weights_agree:
+                raise LoweringError(
+                    "MP504",
+                    f"{where} keeps {g.until_weights_bytes} bytes a microbatch for its weight gradients, planned "
+                    f"{g.until_weights_planned_bytes} (allowed {WEIGHTS_TOLERANCE:.0%} more)",
                     "the plan's memory figures do not hold; please report this model",
                 )
             for what, pairs in (("planned and written", g.differences), ("written and compiled", g.added)):
@@ -144,6 +162,7 @@ def _report(
         saved_found_bytes=programs.residual_bytes, planned=planned, written=dict(found),
         compiled=None if have is None else dict(have),
         until_weights_bytes=programs.kept_bytes if isinstance(programs, SplitPrograms) else None,
+        until_weights_planned_bytes=plan.memory.until_weights_bytes,
     )  # fmt: skip
 
 

@@ -85,7 +85,8 @@ class MemoryPlan(Document, frozen=True):
         update_bytes: what reduction and update take beyond what is free by then.
         saved_bytes: of all microbatches in flight, when they hold the most.
         saved_per_microbatch_bytes: what one microbatch keeps from its F to its B; until_weights_bytes: from its B to
-            its W, in a schedule that has any: what B recomputed under remat is W's input.
+            its W, in a schedule that has any (what B recomputed under remat is W's input); made_for_weights_bytes: what
+            of that B makes, while it still holds what it had.
     """
 
     parameters_bytes: int
@@ -103,6 +104,7 @@ class MemoryPlan(Document, frozen=True):
     in_flight: int
     saved_per_microbatch_bytes: int
     until_weights_bytes: int = 0
+    made_for_weights_bytes: int = 0
 
 
 class TimePlan(Document, frozen=True):

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 def explain_miss(request: "Request", missed: list[Score], candidates: Candidates) -> InfeasibleError:
     """The error for a request that nothing satisfies."""
     nearest = min(missed, key=lambda s: s.missing_bytes, default=None) or _least_memory(request, candidates)
-    if nearest is None:
+    if nearest is None or nearest.missing_bytes == 0.0:
         return InfeasibleError(
             "MP202",
-            "no way to split this model over these devices exists, memory aside",
-            "loosen the pins, or allow other stage counts",
+            "no way to split this model over these devices exists, memory aside"
+            + (f", for schedule {request.schedule}" if request.schedule else ""),
+            "loosen the pins, or allow other stage counts or schedules",
         )
     needs = nearest.device_bytes
     worst = max(needs, key=lambda actor: needs[actor] - nearest.groups[nearest.places[actor][0]].limit_bytes)

@@ -1,19 +1,23 @@
 """A whole plan as the search holds it: which blocks, devices, strategies and microbatches each stage has."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
 from costmodel.schedule.actions import Schedule
+from costmodel.sharding import Spec
 from costmodel.transfers import Transfers
 from planner.search.stage_links import link_cost
 from planner.space.backward import is_layered
 from planner.space.decision import BlockCost, Decision
 from planner.space.inputs import first_reads, input_bytes
 from planner.space.parameters import arising_bytes, state_bytes
+
+_Kept = Mapping[str, Mapping[tuple[str, Spec], float]]
+"""Block class -> tensor and spec -> bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +113,21 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int, mic
     return total
 
 
-def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int, *, without_remat: bool = False) -> float:
-    """Bytes that a device of the stage keeps for one microbatch in flight.
+def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> float:
+    """Bytes that a device of the stage keeps for one microbatch from its F to its B."""
+    return _kept_bytes(graph, decision, decision.kept, start, stop)
 
-    What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep in
-    one spec is one array.
-    """
-    kept = decision.kept_without_remat if without_remat else decision.kept
+
+def until_weights_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> tuple[float, float]:
+    """Bytes that it keeps from its B to its W, where a schedule splits backwards, and those of them that B makes."""
+    kept, before = decision.kept_for_weights, decision.kept
+    made = {key: {n: size for n, size in own.items() if n not in before[key]} for key, own in kept.items()}
+    return _kept_bytes(graph, decision, kept, start, stop), _kept_bytes(graph, decision, made, start, stop)
+
+
+def _kept_bytes(graph: ModelGraph, decision: Decision, kept: _Kept, start: int, stop: int) -> float:
+    """What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep
+    in one spec is one array."""
     total, shared = 0.0, {}
     before = ""
     for block in graph.blocks[start:stop]:

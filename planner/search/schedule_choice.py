@@ -171,7 +171,7 @@ def _variants(layout: Layout, family: ScheduleFamily, costs: LayoutCosts, asked:
             made = Schedule(name=family.name, microbatches=microbatches, actions=actions)
             yield replace(layout, schedule=family.name, actions=made)
     elif family.name == "gpipe":
-        held = all(microbatches <= cap for cap in caps_of(costs, split=False))
+        held = all(microbatches <= cap for cap in caps_of(costs))
         if held or asked == family.name:
             yield replace(layout, schedule=family.name)
     elif family.chunks == 1:
@@ -183,7 +183,7 @@ def _variants(layout: Layout, family: ScheduleFamily, costs: LayoutCosts, asked:
 def _windows(costs: LayoutCosts) -> tuple[int, ...]:
     """1F1B's windows with the extra forwards that hide slow links, as far as memory allows."""
     stages = len(costs.layout.stages)
-    caps = caps_of(costs, split=False)
+    caps = caps_of(costs)
     if any(cap < stages - stage for stage, cap in enumerate(caps)):
         return (1,) * stages
     times = costs.times(split=False)
@@ -200,7 +200,7 @@ def _looped(layout: Layout, family: ScheduleFamily) -> Iterator[Layout]:
         tried = [{"chunks": chunks} for chunks in CHUNKS] if family.chunks == "chunks" else [{}]
     for parameters in tried:
         virtual = family.virtual_stages(stages, **parameters)
-        if not stages < virtual <= most:
+        if not stages <= virtual <= most or (virtual == stages and family.chunks != "layers"):
             return
         actions = make_schedule(family.name, stages, layout.microbatches, **parameters)
         groups = [layout.stages[home].groups for home in homes(actions)]

@@ -58,6 +58,7 @@ def synthesize_schedule(
     p = len(forward_s)
     require_positive("stages", p)
     require_positive("microbatches", microbatches)
+    microbatches = int(microbatches)
     caps = inf if memory_cap is None else memory_cap
     sends = 0.0 if send_s is None else send_s
     wires = 0.0 if wire_s is None else wire_s

@@ -19,8 +19,8 @@ from planner.search.layout import (
     StageChoice,
     crossing_bytes,
     held_parameters,
-    saved_bytes,
     stage_cost,
+    until_weights_bytes,
 )
 from planner.search.update_barrier import update_waits
 from planner.search.update_memory import update_peak_bytes
@@ -34,7 +34,8 @@ class GroupScore:
     Attributes:
         exchange_s: see `StageTimes`.
         saved_bytes: activations of all microbatches in flight.
-        until_weights_bytes: what one microbatch holds between its B and its W, under a schedule that has any.
+        until_weights_bytes: what one microbatch holds between its B and its W, under a schedule that has any;
+            made_bytes: what of that B makes.
     """
 
     cost: BlockCost
@@ -42,6 +43,7 @@ class GroupScore:
     in_flight: int
     saved_bytes: float
     until_weights_bytes: float
+    made_bytes: float
     buffers_bytes: float
     update_peak_bytes: float
     reserve_bytes: int
@@ -158,16 +160,21 @@ class LayoutCosts:
         }
 
     @cached_property
-    def until_weights_bytes(self) -> dict[Actor, float]:
-        """What a microbatch holds between its B and its W: about what it would without remat, as what B recomputed is
-        W's input, and no less than until its B."""
+    def _until_weights(self) -> dict[Actor, tuple[float, float]]:
         return {
-            Actor(s, g): max(
-                saved_bytes(self.layout.graph, group.decision, stage.start, stage.stop, without_remat=True),
-                self.blocks[Actor(s, g)].saved_bytes,
-            )
+            Actor(s, g): until_weights_bytes(self.layout.graph, group.decision, stage.start, stage.stop)
             for s, g, stage, group in self._groups
         }
+
+    @property
+    def until_weights_bytes(self) -> dict[Actor, float]:
+        """What a microbatch holds between its B and its W."""
+        return {actor: kept for actor, (kept, _) in self._until_weights.items()}
+
+    @property
+    def made_bytes(self) -> dict[Actor, float]:
+        """What of that B makes, beside all that it still holds itself."""
+        return {actor: made for actor, (_, made) in self._until_weights.items()}
 
     @cached_property
     def exchange_s(self) -> list[float]:
@@ -227,7 +234,7 @@ def score(layout: Layout, costs: LayoutCosts | None = None) -> Score:
     saved = {actor: cost.saved_bytes for actor, cost in known.blocks.items()}
     flying = held_at_peak(schedule, saved)
     if schedule.splits_backward:
-        held = held_bytes(schedule, saved, known.until_weights_bytes)
+        held = held_bytes(schedule, saved, known.until_weights_bytes, known.made_bytes)
     else:
         held = {actor: count * saved[actor] for actor, count in flying.items()}
     groups: dict[Actor, GroupScore] = {}
@@ -239,6 +246,7 @@ def score(layout: Layout, costs: LayoutCosts | None = None) -> Score:
             in_flight=flying.get(actor, 0),
             saved_bytes=held.get(actor, 0.0),
             until_weights_bytes=known.until_weights_bytes[actor],
+            made_bytes=known.made_bytes[actor],
             buffers_bytes=known.buffer_bytes[actor],
             update_peak_bytes=known.update_peak_bytes[actor],
             reserve_bytes=kind.reserve_bytes,

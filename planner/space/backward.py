@@ -8,6 +8,7 @@ Under full remat a block keeps its inputs and runs again as far as the backward 
 nothing reads (the last product of a block) does not, nor do the casts of its operands.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,9 +72,58 @@ def kept_bytes(
     return found
 
 
+PASSING = frozenset(
+    {"add", "sub", "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "optimization_barrier"}
+)
+"""Primitives whose result's cotangent is, but for its shape, that of an operand of the same size."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What an op's weight gradient reads: operands by name, and cotangents of results, by the name of the tensor that
+    has the same one farthest downstream."""
+
+    names: frozenset[str] = frozenset()
+    cotangents: tuple[tuple[str, str], ...] = ()  # (result, tensor with the same cotangent)
+
+
+def handed_by(
+    ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset[str], outputs: Iterable[str]
+) -> dict[str, Handed]:
+    """What each op of a block keeps between B and W, where a schedule splits backwards, by op name; only ops with a
+    weight gradient.
+
+    Args:
+        outputs: of the block; their cotangents come from other blocks as well.
+    """
+    readers = Counter(name for op in ops for name in op.inputs if name)
+    same, leaves = {}, frozenset(outputs)
+    for op in reversed(ops):
+        if op.primitive in PASSING and len(op.outputs) == 1:
+            (made,) = op.outputs
+            for name in op.inputs:
+                alike = name and tensors[name].needs_grad and tensors[name].bytes == tensors[made].bytes
+                if alike and readers[name] == 1 and name not in leaves:
+                    same[name] = same.get(made, made)
+    kept = kept_by(ops, tensors, derived)
+    found = {}
+    for op in ops:
+        weights = [n for n in op.inputs if n and tensors[n].needs_grad and (tensors[n].role == "param" or n in derived)]
+        if weights and derived.isdisjoint(op.outputs):
+            results = [name for name in op.outputs if tensors[name].needs_grad]
+            inside = kept[op.name].names if op.scope < 0 else frozenset(op.saves) - frozenset(weights)
+            found[op.name] = Handed(inside, tuple((name, same.get(name, name)) for name in results))
+    return found
+
+
 def own_name(op: Op, fixed: bool = False) -> str:
     """What `kept_bytes` calls an op's own residuals, those that never change apart."""
     return f"{op.name}({'fixed' if fixed else ''})"
+
+
+def cotangent_name(name: str) -> str:
+    """What a tensor's cotangent is called among what is kept."""
+    return f"{name}'"
 
 
 def is_layered(graph: ModelGraph, key: str) -> bool:

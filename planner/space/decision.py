@@ -23,7 +23,16 @@ from costmodel.sharding import (
     split_factor,
 )
 from planner.space.accumulation import accumulate_s
-from planner.space.backward import gives_cotangent, is_layered, own_name, runs_again, takes_again
+from planner.space.backward import (
+    Handed,
+    cotangent_name,
+    gives_cotangent,
+    handed_by,
+    is_layered,
+    own_name,
+    runs_again,
+    takes_again,
+)
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group, weight_seconds
 from planner.space.inputs import input_bytes
 from planner.space.model_space import ModelSpace
@@ -267,9 +276,34 @@ class Decision:
 
     @cached_property
     def kept_without_remat(self) -> dict[str, dict[tuple[str, Spec], float]]:
-        """The same if nothing was recomputed. Where a schedule splits backwards a block holds about this between
-        its B, which recomputes, and its W, which reads what B recomputed and made."""
+        """The same if nothing was recomputed."""
         return {key: self._kept_inside(key) for key in self.space.graph.classes}
+
+    @cached_property
+    def kept_for_weights(self) -> dict[str, dict[tuple[str, Spec], float]]:
+        """The same between B and W, where a schedule splits backwards: what W reads of what B had or recomputed, and
+        the cotangents that weight gradients are made of. Recomputed, it is no less than what is kept without remat: W
+        reads results of the second run that the first would not have kept."""
+        found: dict[str, dict[tuple[str, Spec], float]] = {}
+        for key, cls in self.space.graph.classes.items():
+            handed = handed_by(cls.ops, cls.tensors, self.space.derived[key], cls.outputs)
+            own: dict[tuple[str, Spec], float] = {}
+            for i, group in enumerate(self.space.groups[key]):
+                option = self.option("group", key, str(i))
+                specs = specs_in_group(group, option)  # type: ignore[arg-type]
+                for op in group.ops:
+                    kept = handed.get(op.name, Handed())
+                    for name in kept.names:
+                        own[name, specs[name]] = cls.tensors[name].bytes / split_factor(specs[name], self.space.mesh)
+                    for name, alike in kept.cotangents:
+                        split = tuple(max(code, REPLICATED) for code in specs[name])  # a pending sum's is whole
+                        own[cotangent_name(alike), split] = cls.tensors[name].bytes / split_factor(
+                            split, self.space.mesh
+                        )
+            whole = self.kept_without_remat[key]
+            rerun = self.setting.remat == "full" and sum(own.values()) < sum(whole.values())
+            found[key] = whole if rerun else own
+        return found
 
     def _kept_inside(self, key: str) -> dict[tuple[str, Spec], float]:
         found: dict[tuple[str, Spec], float] = {}

@@ -1,5 +1,7 @@
 """Shared links, compute beside communication and jitter: against the simple simulation, and by hand."""
 
+import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,7 +11,11 @@ from hypothesis import strategies as st
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Action, Actor
 from costmodel.schedule.generate import gpipe, one_f_one_b
+from costmodel.schedule.zero_bubble import split_backward
 from costmodel.simulate import Contention, SendTimes, StageTimes, flatten, simulate
+from costmodel.simulation import contended
+from costmodel.simulation.contended import run_contended
+from costmodel.simulation.costs import costs_of
 from costmodel.simulation.noise import factors
 from tests.costmodel.test_simulate import chain
 
@@ -44,6 +50,22 @@ def test_nothing_shared_is_the_simple_simulation_to_the_last_bit(case, jitter, s
     events = simulate(*case, jitter=jitter, seed=seed, contention=Contention())
     assert events.makespan_s == simple.makespan_s and events.endings == simple.endings
     assert events.timeline == simple.timeline and events.messages == simple.messages
+
+
+@given(cases(), st.floats(0.0, 1.0), st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_without_a_slowdown_the_short_loop_does_what_the_events_do(case, early, split, seed):
+    schedule, times, sends = case
+    rng = random.Random(seed)
+    schedule = split_backward(schedule) if split else schedule
+    times = {actor: replace(cost, weight_s=rng.choice([0.0, 1.0, rng.random()])) for actor, cost in times.items()}
+    shared = {
+        pair: tuple(rng.sample(["a", "b", "c"], rng.randint(0, 3))) for edge in sends for pair in (edge, edge[::-1])
+    }
+    program = flatten(schedule)
+    costs = costs_of(program, times, sends)
+    contention = Contention(shared=shared, early_reduction=early)
+    assert run_contended(program, costs, contention) == contended._Events(program, costs, contention).run()
 
 
 @given(cases(), st.floats(1.0, 3.0), st.floats(0.0, 1.0), st.booleans())

@@ -11,7 +11,7 @@ from tests.lowering.test_schedules import assert_peaks
 from tests.models.tiny import TINY
 from tests.search.test_schedule_choice import far_apart
 
-MEMORY = {"auto": 300_000}  # tight enough that a schedule made for the stages is faster than any other
+MEMORY = {"auto": 260_000}  # tight enough that a schedule made for the stages is faster than any other
 
 
 def check(asked: str | None, stages: int, chosen: str, latency_s: float = 1e-5) -> None:

@@ -12,6 +12,7 @@ from planner.models import example_batch, init_params
 from planner.planfile.schema import GroupPlan, Plan
 from tests.lowering.execution import gentle
 from tests.lowering.layouts import LAYOUTS, VARIANTS
+from tests.lowering.schedules import scheduled_plan
 from tests.models.tiny import TINY
 
 
@@ -81,3 +82,24 @@ def test_checks_can_be_left_out(planned: tuple[TrainingTask, Plan], monkeypatch:
     trainer = compile_plan(plan, task, verify=False)
     monkeypatch.setattr(type(trainer), "check_shardings", lambda *_: pytest.fail("checked"))
     trainer.step(trainer.init(init_params(task)), example_batch(task, plan.global_batch))
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_what_is_kept_for_weight_gradients_is_planned(remat) -> None:
+    """Exactly without remat; what a second run leaves for them is planned no smaller."""
+    task = gentle(TINY["llama-qwen"](dtype="float32"))
+    plan = scheduled_plan(task, "zb-h1", (1, 2, 4), remat=remat)
+    for group in compile_plan(plan, task).verify(compiled=False).groups:
+        planned_bytes, found_bytes = group.until_weights_planned_bytes, group.until_weights_bytes
+        assert found_bytes is not None and 0 < found_bytes <= planned_bytes * 1.001
+        if remat == "none":
+            assert planned_bytes <= found_bytes * 1.001
+        assert plan.stages[group.stage].groups[0].memory.saved_bytes >= found_bytes
+
+    def change(group: GroupPlan) -> GroupPlan:
+        until = group.memory.until_weights_bytes
+        memory = msgspec.structs.replace(group.memory, until_weights_bytes=round(0.6 * until) - 2048)
+        return msgspec.structs.replace(group, memory=memory)
+
+    with pytest.raises(LoweringError, match=r"MP504: stage 2 group 0 keeps \d+ bytes a microbatch for its weight grad"):
+        compile_plan(changed(plan, change), task).verify(compiled=False)

@@ -67,6 +67,12 @@ def test_without_weight_gradients_backwards_stay_whole():
         ({"forward_s": [1.0, float("nan")]}, "MP147", "forward_s[1] is nan"),
         ({"memory_cap": 0.5}, "MP149", "1 on every stage is the smallest that works"),
         ({"memory_cap": [3.0]}, "MP143", "memory_cap has 1 entries"),
+        ({"memory_cap": [2.0, 0.3]}, "MP149", "the caps are 0.3 on stage 1"),
+        ({"memory_cap": float("nan")}, "MP149", "memory_cap[0] is nan"),
+        ({"microbatches": float("nan")}, "MP143", "microbatches is nan"),
+        ({"microbatches": 2.5}, "MP143", "microbatches is 2.5"),
+        ({"send_s": float("nan")}, "MP147", "send_s[0] is nan"),
+        ({"optimizer_s": [1.0, float("nan")]}, "MP147", "optimizer_s[1] is nan"),
         ({"send_s": 1.0, "wire_s": 2.0}, "MP147", "wire_s[0] is 2.0, more than the delay send_s[0], 1.0"),
         ({"memory_delta": (1.0, 0.0)}, "MP143", "memory_delta has 2 entries"),
     ],
@@ -77,6 +83,22 @@ def test_bad_input(change, code, words):
         planner.synthesize_schedule(**(given | change))
     assert caught.value.code == code
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "makespan_s"),
+    [
+        ({"forward_s": [1], "backward_s": [2], "weight_s": [3], "microbatches": 1}, 6.0),
+        ({"forward_s": [1], "backward_s": [2], "weight_s": [3], "microbatches": 5.0, "memory_cap": 1}, 30.0),
+        ({"forward_s": [1, 1], "backward_s": [1, 1], "weight_s": [1, 1], "microbatches": 1, "send_s": 3}, 11.0),
+        ({"forward_s": [0, 1], "backward_s": [0, 1], "weight_s": [0, 1], "microbatches": 4}, 12.0),
+        ({"forward_s": [0, 0], "backward_s": [0, 0], "weight_s": [0, 0], "microbatches": 4}, 0.0),
+    ],
+    ids=["one stage and microbatch", "one stage", "one microbatch", "a stage without time", "no time at all"],
+)
+def test_the_smallest_pipelines(given, makespan_s):
+    made = planner.synthesize_schedule(**given)
+    assert (made.makespan_s, made.gap) == (makespan_s, 0.0)
 
 
 def test_example_in_the_docstring():
