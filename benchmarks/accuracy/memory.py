@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.fit import EPOCHS
 from benchmarks.accuracy.predict import Predictor
+from benchmarks.accuracy.spec import STATE
 from benchmarks.accuracy.tables.fsdp import torchtitan
 from benchmarks.accuracy.tables.megatron_a100 import bloom
 from costmodel.stack import Stack
@@ -24,27 +25,14 @@ def memory_cases(folder: Path) -> Iterator[Case]:
                 yield case
 
 
-MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0}
-"""Mixed precision as Megatron and DeepSpeed keep it: weights in 16 bits, float32 master weights and Adam's moments."""
-
-STATE: dict[str, dict[str, float]] = {
-    "jeanzay": MIXED,
-    "vtrain": MIXED,
-    "selene": MIXED,
-    "selene-2022": MIXED,
-    "megatron-core": MIXED,
-    "nemo-fp8": MIXED,
-    "amp-t4": MIXED,
-    "amp-mixed": MIXED,
-}
-MEASURED = {"jeanzay": (*STATE,)}
+MEASURED = {"jeanzay": tuple(name for name, state in STATE.items() if state)}
 """Stacks whose devices' memory was measured, and those of like make that take over what they hold back."""
 
 
 def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor) -> dict[str, Stack]:
     """The stacks with how they keep state, and with the bytes that they hold beside what is planned: the median of what
     was measured over what is predicted without."""
-    own = {n: msgspec.structs.replace(s, reserve_bytes=0, **STATE.get(n, {})) for n, s in stacks.items() if n in STATE}
+    own = {n: msgspec.structs.replace(s, reserve_bytes=0) for n, s in stacks.items() if STATE.get(n)}
     out = dict(stacks)
     for source, takers in MEASURED.items():
         beside = [

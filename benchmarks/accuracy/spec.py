@@ -62,6 +62,22 @@ def _free(owner: str, *parts: dict[str, Row]) -> Free:
 A100, H100, T4, V100, TPU = "A100-SXM4-80GB", "H100-SXM5-80GB", "T4", "V100-SXM2-16GB", "TPU-v6e"
 
 
+MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0}
+"""Mixed precision as Megatron and DeepSpeed keep it: weights in 16 bits, float32 master weights and Adam's moments."""
+
+STATE: dict[str, dict[str, float]] = {
+    "jeanzay": MIXED,
+    "vtrain": MIXED,
+    "selene": MIXED,
+    "selene-2022": MIXED,
+    "megatron-core": MIXED,
+    "nemo-fp8": MIXED,
+    "amp-t4": MIXED,
+    "amp-mixed": MIXED,
+    "jeanzay-before-numa": MIXED,
+}
+
+
 @dataclass(frozen=True)
 class Group:
     """Tables that share constants and are fitted together.
@@ -80,7 +96,7 @@ class Group:
         return [c for source in self.sources for c in source(folder) if c.measured_s and c.scored]
 
     def stack_records(self) -> dict[str, Stack]:
-        return {name: Stack(name=name, fitted_on=on) for name, on in self.stacks.items()}
+        return {name: Stack(name=name, fitted_on=on, **STATE.get(name, {})) for name, on in self.stacks.items()}
 
 
 GPU = Group(

@@ -2,7 +2,7 @@
 
     S1  stage        F, B = sums over its blocks;  T = F + B + microbatch_s + send_exposed * 2 v c
     S2  pipeline     m max T + (sum T - max T) / v + (p - 1) * 2 c                          1F1B, interleaved v times
-                     E2 of `costmodel.pipeline` for GPipe
+                     E2 of `costmodel.pipeline` for GPipe; other schedules are simulated (`scheduled`)
     S3  gradients    reduction of a stage's gradients over dp (and cp), less what of it runs beside the last backward
     S4  step         (S2 + max over stages of (S3 + update) + step_s) * slowdown * (1 + skew log2 nodes)
 
@@ -10,6 +10,7 @@ S2 is exact for equal stages and free sends; `c` is one send of an activation (a
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from costmodel.pipeline import gpipe_time_s
 from costmodel.stack import Stack
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
+from planner.strategy.scheduled import CLOSED, homes, pipeline_s, stage_blocks
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import Leaf, Work
@@ -62,7 +64,7 @@ class StepTime:
 
 def step_time(
     work: Work,
-    stages: Sequence[dict[str, int]],
+    parts: Sequence[Counter[str]],
     times: Sequence[dict[str, ClassTimes]],
     kinds: Sequence[DeviceKind],
     links: AxisLinks,
@@ -73,9 +75,10 @@ def step_time(
     """A step of `microbatches` microbatches.
 
     Args:
-        stages: blocks of each stage by class.
+        parts: blocks by class of each part that the schedule runs.
         times, kinds: of each stage.
     """
+    stages = stage_blocks(parts, strategy)
     send_s = _send_s(work, links, strategy)
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
@@ -89,13 +92,15 @@ def step_time(
     if strategy.schedule == "gpipe":
         ahead = [row.forward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
         behind = [row.backward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
-        pipeline_s = float(gpipe_time_s(ahead, behind, m, send_s if p > 1 else 0.0))
+        whole_s = float(gpipe_time_s(ahead, behind, m, send_s if p > 1 else 0.0))
+    elif strategy.schedule not in CLOSED:
+        whole_s = _simulated_s(parts, rows, times, strategy, stack, m, send_s)
     else:
-        pipeline_s = m * max(each) + (sum(each) - max(each)) / v + (p - 1) * 2.0 * send_s
+        whole_s = m * max(each) + (sum(each) - max(each)) / v + (p - 1) * 2.0 * send_s
     slowest = max(range(p), key=lambda s: each[s])
     ends = [row.exposed_s + row.update_s for row in rows]
     last = max(range(p), key=lambda s: ends[s])
-    plain_s = pipeline_s + ends[last] + stack.step_s
+    plain_s = whole_s + ends[last] + stack.step_s
     step_s = plain_s * stack.slowdown * (1.0 + stack.skew * math.log2(max(1, links.nodes)))
     busy = rows[slowest]
     compute_s = m * (busy.microbatch_s - busy.comm_s - busy.gather_s)
@@ -114,6 +119,34 @@ def step_time(
         overhead_s=overhead_s,
         stages=tuple(rows),
     )
+
+
+def _simulated_s(
+    parts: Sequence[Counter[str]],
+    rows: Sequence[StageTime],
+    times: Sequence[dict[str, ClassTimes]],
+    strategy: Strategy,
+    stack: Stack,
+    microbatches: int,
+    send_s: float,
+) -> float:
+    """The pipeline under a schedule without a formula. What a stage gathers of its parameters, and the stack's time for
+    each microbatch, are spread evenly over the stage's parts."""
+    home = homes(strategy)
+    each = len(parts) // strategy.pp
+    forward, backward, weight = [], [], []
+    for part, blocks in enumerate(parts):
+        row, own = rows[home[part]], times[home[part]]
+        forward.append(_sum(blocks, {k: t.forward_s for k, t in own.items()}))
+        backward.append(_sum(blocks, {k: t.backward_s for k, t in own.items()}))
+        weight.append(_sum(blocks, {k: t.weight_s for k, t in own.items()}))
+        forward[-1] += (row.gather_s / 3.0 + stack.microbatch_s / 2.0) / each
+        backward[-1] += (2.0 * row.gather_s / 3.0 + stack.microbatch_s / 2.0) / each
+    return pipeline_s(strategy, microbatches, forward, backward, weight, send_s)
+
+
+def _sum(blocks: Counter[str], seconds: dict[str, float]) -> float:
+    return sum(count * seconds[key] for key, count in blocks.items())
 
 
 def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:

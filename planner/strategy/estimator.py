@@ -1,6 +1,5 @@
 """Estimates of strategies on one cluster: everything that does not change from one to the next is kept."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,9 +11,10 @@ from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
 from planner.strategy.links import AxisLinks, strategy_links
-from planner.strategy.memory import StageMemory, stage_memory
+from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
 from planner.strategy.pricing import ClassTimes, class_times
-from planner.strategy.stages import parts_of, stage_blocks
+from planner.strategy.scheduled import stage_blocks
+from planner.strategy.stages import parts_of
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Work
 
@@ -101,19 +101,17 @@ class StrategyEstimator:
         works = {kind.name: self.model.work(self._facts(kind), strategy) for kind in kinds}
         work = works[kinds[0].name]
         times = [self.times(works[kind.name], strategy, kind) for kind in kinds]
-        stages = self.stages(work, strategy)
-        return step_time(work, stages, times, kinds, self.links(strategy), strategy, self.stack, count)
+        parts = parts_of(work, strategy)
+        return step_time(work, parts, times, kinds, self.links(strategy), strategy, self.stack, count)
 
     def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
         """Memory of every stage."""
         count = self.microbatches(strategy, global_batch)
         kinds = self.kinds(strategy)
         work = self.model.work(self._facts(kinds[0]), strategy)
+        parts = parts_of(work, strategy)
+        flying = microbatches_held(work, parts, strategy, count)
         return tuple(
-            stage_memory(work, s, blocks, kinds[s], strategy, self.stack, count)
-            for s, blocks in enumerate(self.stages(work, strategy))
+            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s])
+            for s, blocks in enumerate(stage_blocks(parts, strategy))
         )
-
-    def stages(self, work: Work, strategy: Strategy) -> list[Counter[str]]:
-        """Blocks of each stage by class."""
-        return stage_blocks(parts_of(work, strategy), strategy.pp)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Parameter
 from costmodel.stack import Stack
+from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import ClassWork, Work
@@ -57,7 +58,7 @@ class StageMemory:
 
 
 def in_flight(strategy: Strategy, stage: int, microbatches: int) -> float:
-    """Microbatches whose activations a stage holds, counted in whole passes over its blocks.
+    """Microbatches whose activations a stage holds under a schedule with a formula, in whole passes over its blocks.
 
     1F1B holds ``p - s``; interleaved, ``2 (p - s - 1) + (v - 1) p + 1`` parts of 1/v (Narayanan et al. 2021, section
     2.2); GPipe all of them.
@@ -73,14 +74,13 @@ def in_flight(strategy: Strategy, stage: int, microbatches: int) -> float:
 
 def stage_memory(
     work: Work,
-    stage: int,
     blocks: Mapping[str, int],
     kind: DeviceKind,
     strategy: Strategy,
     stack: Stack,
-    microbatches: int,
+    flying: float,
 ) -> StageMemory:
-    """Bytes of one stage; `blocks` are its blocks by class."""
+    """Bytes of one stage; `blocks` are its blocks by class, of which it holds `flying` microbatches."""
     parameters = gradients = optimizer = gathered = 0.0
     dp = strategy.dp
     for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
@@ -94,7 +94,6 @@ def stage_memory(
         gradients += elements * _gradient_bytes(facts, strategy, stack) / (dp if strategy.zero >= 2 else 1)
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
         optimizer += elements * kept / (dp if strategy.zero >= 1 else 1)
-    flying = in_flight(strategy, stage, microbatches)
     saved = transient = 0.0
     for key, count in blocks.items():
         one = work.classes[key]
@@ -128,6 +127,22 @@ def _gradient_bytes(facts: Parameter, strategy: Strategy, stack: Stack) -> float
         wide = float(ITEMSIZE[strategy.gradient_dtype])
         return wide + (stack.weight_bytes if wide > stack.weight_bytes else 0.0)
     return float(facts.gradient_itemsize)
+
+
+def microbatches_held(
+    work: Work, parts: Sequence[Mapping[str, int]], strategy: Strategy, microbatches: int
+) -> list[float]:
+    """For each stage, microbatches whose activations it holds, counted in whole passes over its blocks."""
+    if strategy.schedule in CLOSED:
+        return [in_flight(strategy, stage, microbatches) for stage in range(strategy.pp)]
+    saved = [sum(n * kept_bytes(work.classes[key], strategy) for key, n in part.items()) for part in parts]
+    counts, home = held_microbatches(strategy, microbatches, saved), homes(strategy)
+    out = []
+    for stage in range(strategy.pp):
+        own = [part for part in range(len(parts)) if home[part] == stage]
+        whole = sum(saved[part] for part in own)
+        out.append(sum(counts[part] * saved[part] for part in own) / whole if whole else 0.0)
+    return out
 
 
 def kept_bytes(one: ClassWork, strategy: Strategy) -> float:

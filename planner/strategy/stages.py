@@ -1,37 +1,33 @@
 """Which blocks each stage of a strategy runs, and which parameters its devices hold."""
 
 from collections import Counter
-from dataclasses import dataclass
 
 from costmodel.errors import InputError
+from planner.strategy.scheduled import parts_count
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Leaf, Work
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive blocks: a stage, or one of the parts that an interleaved stage has. Counts by class."""
-
-    blocks: Counter[str]
-
-
-def parts_of(work: Work, strategy: Strategy) -> list[Part]:
-    """The model cut into ``pp * interleave`` parts: layers as the partition says, else in equal numbers (what is left
-    over to the middle ones, whose neighbours at the ends also run what stands before and after the layers).
+def parts_of(work: Work, strategy: Strategy) -> list[Counter[str]]:
+    """The model cut into the parts that the schedule runs, each with its blocks by class: layers as the partition says,
+    else in equal numbers (what is left over to the middle ones, whose neighbours at the ends also run what stands before
+    and after the layers).
 
     Raises:
         InputError: MP184 if there are fewer layers than parts, or the partition counts other layers than the model's.
     """
-    count = strategy.pp * strategy.interleave
+    count = parts_count(strategy)
     layered = [i for i, key in enumerate(work.order) if work.classes[key].layered]
     if count == 1:
-        return [Part(Counter(work.order))]
+        return [Counter(work.order)]
     sizes = strategy.partition
     if sizes is None:
         if len(layered) < count:
-            message = f"{count} parts (pp={strategy.pp} x interleave={strategy.interleave}), {len(layered)} layers"
+            message = f"{count} parts (pp={strategy.pp}, {count // strategy.pp} a stage), {len(layered)} layers"
             raise InputError("MP184", message, "lower pp or interleave")
         sizes = equal_parts(len(layered), count)
+    if len(sizes) != count:
+        raise InputError("MP184", f"the partition names {len(sizes)} parts, the schedule runs {count}", "")
     if sum(sizes) != len(layered):
         message = f"the partition has {sum(sizes)} layers, the model {len(layered)}"
         raise InputError("MP184", message, "name each layer once")
@@ -39,7 +35,7 @@ def parts_of(work: Work, strategy: Strategy) -> list[Part]:
     for i in range(count):
         last = i == len(sizes) - 1
         end = len(work.order) if last else _end(layered, sum(sizes[: i + 1]), at)
-        parts.append(Part(Counter(work.order[at:end])))
+        parts.append(Counter(work.order[at:end]))
         at = end
     return parts
 
@@ -55,14 +51,6 @@ def equal_parts(layers: int, count: int) -> tuple[int, ...]:
     order = sorted(range(count), key=lambda i: (abs(i - (count - 1) / 2), i))
     more = set(order[:left])
     return tuple(base + (i in more) for i in range(count))
-
-
-def stage_blocks(parts: list[Part], pp: int) -> list[Counter[str]]:
-    """Blocks of each stage: part i runs on stage ``i mod pp``."""
-    stages: list[Counter[str]] = [Counter() for _ in range(pp)]
-    for i, part in enumerate(parts):
-        stages[i % pp].update(part.blocks)
-    return stages
 
 
 def held(leaves: tuple[Leaf, ...], blocks: Counter[str]) -> list[tuple[Leaf, float]]:

@@ -175,9 +175,8 @@ def check_strategy(strategy: Strategy) -> Strategy:
 
 def _check_partition(strategy: Strategy) -> None:
     partition = strategy.partition or ()
-    if len(partition) != strategy.pp * strategy.interleave:
-        want = strategy.pp * strategy.interleave
-        message = f"partition names {len(partition)} parts, pp={strategy.pp} with interleave={strategy.interleave} "
-        raise InputError("MP180", message + f"has {want}", "")
+    if len(partition) % strategy.pp:
+        message = f"partition names {len(partition)} parts, pp={strategy.pp} has one or several for each stage"
+        raise InputError("MP180", message, "")
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in partition):
         raise InputError("MP180", f"partition={partition}: whole numbers of layers from 0 on", "")

@@ -199,6 +199,25 @@ def test_in_flight_counts_are_those_of_the_schedules() -> None:
     assert in_flight(Strategy(pp=4, interleave=2), 0, 8) == (2 * 3 + 4 + 1) / 2
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "zb-v", "dapple-pa", "breadth-first", "v-half"])
+def test_other_schedules_are_simulated(schedule: str) -> None:
+    plain = estimator()("pp=4,microbatch=1,remat=full", 64)
+    other = estimator()(f"pp=4,microbatch=1,remat=full,schedule={schedule}", 64)
+    parts = [getattr(other.breakdown, name) for name in other.breakdown.__struct_fields__]
+    assert sum(parts) == pytest.approx(other.step_time_s, rel=1e-9)
+    if schedule.startswith("zb"):
+        assert other.step_time_s < plain.step_time_s
+    assert all(stage.in_flight > 0 for stage in other.memory)
+
+
+def test_a_simulated_schedule_agrees_with_the_formula_where_both_hold() -> None:
+    """DAPPLE's early backward with warm-up p - i is 1F1B."""
+    formula = estimator()("pp=4,microbatch=1,partition=2+2+2+2", 64)
+    simulated = estimator()("pp=4,microbatch=1,partition=2+2+2+2,schedule=dapple-pa", 64)
+    assert simulated.step_time_s == pytest.approx(formula.step_time_s, rel=0.03)
+    assert [s.in_flight for s in simulated.memory] == [s.in_flight for s in formula.memory] == [4, 3, 2, 1]
+
+
 def test_an_estimate_says_where_it_comes_from_and_how_far_it_may_be_off() -> None:
     found = planner.estimate(TASK, cluster(), "dp=4,tp=2,microbatch=2", global_batch=32)
     low, high = found.error_bar
@@ -228,6 +247,9 @@ def test_constants_of_a_stack_count_and_may_be_written_in_the_strategy() -> None
         ("dp=2,microbatch=1,step_s=-1", 32, "MP182"),
         ("dp=2,microbatch=1,stack=nothing", 32, "MP187"),
         ("dp=2,microbatch=1,step_s=much", 32, "MP182"),
+        ("pp=2,microbatch=1,schedule=layer-major", 32, "MP180"),
+        ("pp=2,microbatch=1,schedule=nothing", 32, "MP180"),
+        ("pp=2,microbatch=1,schedule=zb-v,interleave=3", 32, "MP180"),
     ],
 )
 def test_what_cannot_be_is_refused_with_numbers(text: str, batch: int, code: str) -> None:

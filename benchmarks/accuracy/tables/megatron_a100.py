@@ -163,7 +163,7 @@ def bloom(folder: Path) -> Iterator[Case]:
             measured_s=seconds,
             memory_bytes=float(memory) * 1e9 if number(memory) else None,
             fits=False if "OOM" in (memory, r["sec_per_iteration"]) else True if seconds or number(memory) else None,
-            group=(hidden, layers, gpus, batch, late),
+            group=(hidden, layers, heads, gpus, batch, late),
             note="; ".join(note),
             scored=not contradicts,
             first_stage_measured=True,
