@@ -51,9 +51,7 @@ def schedule_of(name: str, stages: int, microbatches: int, parts: int) -> Schedu
         InputError: MP180 for more actions than can be simulated in a moment; what the generator raises.
     """
     if 3 * parts * microbatches > MOST_ACTIONS:
-        message = (
-            f"schedule {name} with {stages} stages and {microbatches} microbatches has over {MOST_ACTIONS} actions"
-        )
+        message = f"schedule {name} of {stages} stages and {microbatches} microbatches has over {MOST_ACTIONS} actions"
         raise InputError("MP180", message, "larger microbatches, or 1f1b, which has a formula")
     family = FAMILIES[name]
     more = {"chunks": parts // stages} if isinstance(family.chunks, str) else {}

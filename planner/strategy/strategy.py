@@ -24,8 +24,8 @@ class Strategy:
     """What `planner.estimate` is asked about. Every field restricts the planner's own space.
 
     Attributes:
-        dp, tp, pp, cp, ep: degrees of data, tensor, pipeline, context and expert parallelism. Experts are spread over
-            data-parallel devices, so `ep` divides `dp`; the others multiply to the devices used.
+        dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism; they multiply to the devices used.
+        ep: of expert parallelism; only 1 is estimated.
         microbatch: examples of one microbatch on one data-parallel replica.
         schedule: of the pipeline; with ``interleave`` above 1 each stage has so many parts of the model.
         remat: ``selective`` recomputes attention's scores and what follows from them, ``full`` whole layers.
@@ -162,9 +162,9 @@ def check_strategy(strategy: Strategy) -> Strategy:
     if strategy.interleave > 1 and strategy.pp == 1:
         message = f"interleave={strategy.interleave} with pp=1: parts of a stage take turns only in a pipeline"
         raise InputError("MP180", message, "raise pp, or leave interleave at 1")
-    if strategy.dp % strategy.ep:
-        message = f"ep={strategy.ep} does not divide dp={strategy.dp}"
-        raise InputError("MP180", message, "experts are spread over data-parallel devices")
+    if strategy.ep > 1:
+        message = f"ep={strategy.ep}: estimates do not know expert parallelism"
+        raise InputError("MP180", message, "`meshplan plan` searches it; for an estimate leave ep at 1")
     if sorted(strategy.rank_order.split("-")) != ["cp", "dp", "pp", "tp"]:
         message = f"rank_order={strategy.rank_order!r}"
         raise InputError("MP180", message, "name each of tp, cp, dp and pp once, innermost first: tp-cp-dp-pp")
