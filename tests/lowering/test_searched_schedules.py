@@ -43,7 +43,8 @@ def test_the_usual_one_that_splits_backwards() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "stages"), [("dapple-pb", 2), ("hetero-1f1b", 2), ("layer-major", 2), ("interleaved", 2), ("v-min", 2)]
+    ("name", "stages"),
+    [("dapple-pa", 2), ("dapple-pb", 2), ("hetero-1f1b", 2), ("layer-major", 2), ("interleaved", 2), ("v-min", 2)],
 )
 def test_by_name(name: str, stages: int) -> None:
     check(name, stages, name)

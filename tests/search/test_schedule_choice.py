@@ -1,12 +1,17 @@
 """Schedules that a plan is searched over: by name, the usual ones, and all with those made for its stages."""
 
 import functools
+import random
 
 import pytest
 
 import planner
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
+from costmodel.pipeline import pipeline_lower_bound_s
+from costmodel.schedule.actions import Actor
+from costmodel.schedule.registry import FAMILIES, make_schedule
+from costmodel.simulate import SendTimes, StageTimes, simulate
 from planner.arguments import SCHEDULES
 from planner.check.rules import check_plan
 from planner.models import gpt
@@ -116,3 +121,39 @@ def test_more_stages_than_blocks_is_said_with_numbers() -> None:
 
 def test_the_least_bubble_is_that_of_no_schedule_that_is_tried() -> None:
     assert least_bubble("1f1b") == 1.0 and least_bubble(None) == 0.25 and least_bubble("auto") == 0.0
+
+
+@pytest.mark.parametrize("name", [n for n, f in FAMILIES.items() if f.chunks == 1 and not f.required])
+def test_v1_is_below_every_straight_schedule(name: str) -> None:
+    """E3 with W apart where the schedule splits backwards, sends that occupy their links, work once a step."""
+    rng = random.Random(name)
+    for _ in range(60):
+        p, m = rng.randint(1, 6), rng.randint(1, 20)
+        schedule = make_schedule(name, p, m)
+        split = schedule.splits_backward
+        times = [
+            StageTimes(
+                forward_s=rng.uniform(0, 3), backward_s=rng.uniform(0, 3), weight_s=rng.uniform(0, 3) if split else 0.0,
+                reduce_s=rng.uniform(0, 4), update_s=rng.uniform(0, 1),
+            )
+            for _ in range(p)
+        ]  # fmt: skip
+        sends = [
+            SendTimes(activation_s=rng.uniform(0, 2), gradient_s=rng.uniform(0, 2), latency_s=rng.uniform(0, 2))
+            for _ in range(p - 1)
+        ]
+        bound_s = pipeline_lower_bound_s(
+            [t.forward_s for t in times],
+            [t.backward_s for t in times],
+            schedule.microbatches,
+            [s.activation_s + s.latency_s for s in sends],
+            [s.gradient_s + s.latency_s for s in sends],
+            weight_s=[t.weight_s for t in times],
+            step_s=[t.reduce_s + t.update_s for t in times],
+        )
+        result = simulate(
+            schedule,
+            {Actor(s, 0): t for s, t in enumerate(times)},
+            {(Actor(s, 0), Actor(s + 1, 0)): send for s, send in enumerate(sends)},
+        )
+        assert bound_s <= result.makespan_s * (1 + 1e-9)
