@@ -193,7 +193,7 @@ def bars(found: Mapping[str, Sequence[tuple[Case, float]]], *, shipped: bool) ->
 
 def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> None:
     """Fits every group to all of its rows; error bars come from rows that a fit to half of them did not see."""
-    stacks: list[Stack] = []
+    stacks: dict[str, Stack] = {}
     fitted: list[FittedKinds] = []
     for group in GROUPS:
         cases = group.cases(folder)
@@ -201,11 +201,11 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
         records = group.stack_records()
         found = fit(cases, group.free, records, predictor, evaluations=evaluations)
         kinds, own = bind(found.values, fitted_kinds(group), records)
-        for name, stack in with_memory(own, folder, predictor).items():
+        for name, stack in own.items():
             errors = [math.log(t / (c.measured_s or math.nan)) for c, t in held if c.stack in (name, EPOCHS.get(name))]
             rows = sum(c.stack == name for c in cases)
             on = f"{group.stacks[name]}; {rows} rows"
-            stacks.append(msgspec.structs.replace(stack, error=half_width(errors), fitted_on=on))
+            stacks[name] = msgspec.structs.replace(stack, error=half_width(errors), fitted_on=on)
         for one in group.free:
             if one.of in group.stacks:
                 continue
@@ -213,7 +213,8 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
             names = {constant.name for constant in one.constants}
             shares = {name: getattr(kinds[one.of], name) for name in SHARES if name in names}
             fitted.append(FittedKinds(kinds=alike, fitted_on="; ".join(group.stacks), **shares))
-    write_constants(target, Constants(stacks=tuple(stacks), fitted=tuple(fitted)))
+    stacks = with_memory(stacks, folder, predictor)
+    write_constants(target, Constants(stacks=tuple(stacks.values()), fitted=tuple(fitted)))
     print(f"wrote {target}: {len(stacks)} stacks, {len(fitted)} kinds")
 
 

@@ -10,8 +10,8 @@ from planner.strategy.work import Leaf, Work
 
 def parts_of(work: Work, strategy: Strategy) -> list[Counter[str]]:
     """The model cut into the parts that the schedule runs, each with its blocks by class: layers as the partition says,
-    else in equal numbers (what is left over to the middle ones, whose neighbours at the ends also run what stands before
-    and after the layers).
+    else in equal numbers (what is left over to the middle ones; those at the ends also run what stands before and
+    after the layers).
 
     Raises:
         InputError: MP184 if there are fewer layers than parts, or the partition counts other layers than the model's.
