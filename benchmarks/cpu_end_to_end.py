@@ -1,4 +1,4 @@
-"""This machine's own devices, end to end: profile two CPU devices, plan, run, compare predicted with measured step times.
+"""This machine's devices, end to end: profile two CPU devices, plan, run, compare predicted with measured step times.
 
     python benchmarks/cpu_end_to_end.py [--budget 40s] [--steps 8]
 
