@@ -271,24 +271,24 @@ def _number(key: str, value: Any) -> Any:
 
 
 def _provenance(estimator: StrategyEstimator, strategy: Strategy, dtype: str) -> dict[str, str]:
+    stack = estimator.stack
     compute: list[Provenance] = []
     for kind in estimator.kinds(strategy):
         facts = estimator.facts.get(kind.name)
-        compute.append(
-            "measured" if facts is not None and facts.op_times else roofline_provenance(dtype, kind, is_matmul=True)
-        )
+        share = kind.provenance_of("matmul_efficiency")
+        timed = facts is not None and bool(facts.op_times)
+        rated = share if share == "fitted" else roofline_provenance(dtype, kind, is_matmul=True)
+        compute.append("measured" if timed else rated)
     links: list[Provenance] = []
     for group in estimator.cluster.groups:
-        stack = estimator.stack
         links += [tier.achieved_provenance if stack.tier_share is None else "fitted" for tier in group.intra]
         if group.inter is not None:
             links.append(group.inter.achieved_provenance if stack.inter_share is None else "fitted")
-    found: dict[str, str] = {"compute": weakest(*compute)}
+    found: dict[str, Provenance] = {"compute": weakest(*compute)}
     if strategy.devices > 1 and links:
         found["communication"] = weakest(*links)
-    found["memory"] = "assumed"
-    found["step_time"] = weakest(*(found[name] for name in ("compute", "communication") if name in found))  # type: ignore[arg-type]
-    return found
+    step = weakest(*found.values())
+    return {**found, "memory": "assumed" if stack.reserve_bytes is None else "fitted", "step_time": step}
 
 
 __all__ = ["Breakdown", "Estimate", "Estimator", "MemoryEstimate", "estimate"]

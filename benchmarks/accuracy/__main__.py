@@ -50,6 +50,9 @@ ASSUMED = Stack(
 )
 """What would be assumed of any framework before a row was seen."""
 
+ENOUGH = 12
+"""Rows from which on a stack's error bar is its own."""
+
 POOLED = {
     "vtrain_multi_node": "vtrain_multi_node",
     "megatron_lm_a100": "Selene",
@@ -201,8 +204,11 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
         records = group.stack_records()
         found = fit(cases, group.free, records, predictor, evaluations=evaluations)
         kinds, own = bind(found.values, fitted_kinds(group), records)
+        every = [math.log(t / (c.measured_s or math.nan)) for c, t in held]
         for name, stack in own.items():
             errors = [math.log(t / (c.measured_s or math.nan)) for c, t in held if c.stack in (name, EPOCHS.get(name))]
+            if len(errors) < ENOUGH:  # too few to know nine of ten by: those of like stacks stand in, if wider
+                errors = errors if half_width(errors) > half_width(every) else every
             rows = sum(c.stack == name for c in cases)
             on = f"{group.stacks[name]}; {rows} rows"
             stacks[name] = msgspec.structs.replace(stack, error=half_width(errors), fitted_on=on)
