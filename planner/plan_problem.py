@@ -16,7 +16,7 @@ from costmodel.simulation.ending import waits_of_actors
 from costmodel.simulation.memory import HeldBytes
 from planner.check.placement import groups_of
 from planner.check.timetable import schedule_of, waits_of
-from planner.planfile.schema import Plan, Transfer
+from planner.planfile.schema import MemoryPlan, Plan, Transfer
 
 WEIGHT_SHARE = 0.5
 
@@ -54,6 +54,7 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
     """Memory of each actor of the schedule."""
     found = {}
     known = {(stage, group): record.memory for stage, group, record in groups_of(plan)}
+    alone = len(known) == 1
     for row in schedule.actions:
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
         every = [known[stage, row.group] for stage in virtual] if _planned(plan, schedule) else [known[row.actor]]
@@ -61,10 +62,15 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
         always = sum(memory.total_bytes - memory.saved_bytes for memory in every)
         found[row.actor] = HeldBytes(
             always_bytes=always - (sum(shared) - max(shared)),
-            saved_bytes=sum(memory.saved_per_microbatch_bytes for memory in every) // len(virtual),
+            saved_bytes=sum(_held_bytes(memory, alone) for memory in every) // len(virtual),
             limit_bytes=every[0].limit_bytes or None,
         )
     return found
+
+
+def _held_bytes(memory: MemoryPlan, alone: bool) -> int:
+    """What a microbatch in flight holds; in a step that is one program less than what is kept of it."""
+    return memory.saved_bytes // max(1, memory.in_flight) if alone else memory.saved_per_microbatch_bytes
 
 
 def shared_nics(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], tuple[str, ...]]:

@@ -80,7 +80,10 @@ class MemoryPlan(Document, frozen=True):
     """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's.
 
     Attributes:
-        gradients_bytes: accumulated; arising_bytes: one microbatch's, beside them.
+        gradients_bytes: accumulated; arising_bytes: one microbatch's, as far as they lie beside them and what is saved.
+        saved_bytes: kept for the backward passes of all microbatches in flight. In a step that is one program less than
+            `saved_per_microbatch_bytes` says: the compiler computes some of it again.
+        transient_bytes: of the fullest moment of a backward pass, beyond all these.
         inputs_bytes: the group's share of the step's batch, and carried state.
         update_bytes: what reduction and update take beyond what is free by then.
     """

@@ -171,12 +171,15 @@ def _activation_bytes(
 ) -> dict[Actor, float]:
     """Bytes of activations at the fullest moment of each actor. Between B and W a microbatch holds about what it
     would without remat: what B recomputed is W's input."""
+    if len(costs) == 1:  # one program, which holds both passes
+        return {actor: count * costs[actor].lying_bytes for actor, count in flying.items()}
     if not schedule.splits_backward:
         return {actor: count * costs[actor].saved_bytes for actor, count in flying.items()}
     until_weights = {}
     for s, stage in enumerate(layout.stages):
         for g, group in enumerate(stage.groups):
-            whole = saved_bytes(layout.graph, group.decision, stage.start, stage.stop, without_remat=True)
+            decision = group.decision
+            whole = saved_bytes(layout.graph, decision.kept_without_remat, decision, stage.start, stage.stop)
             until_weights[Actor(s, g)] = max(whole, costs[Actor(s, g)].saved_bytes)
     return held_bytes(schedule, {actor: cost.saved_bytes for actor, cost in costs.items()}, until_weights)
 
