@@ -78,7 +78,8 @@ def fullest_moment(graph: ModelGraph, decision: Decision, start: int, stop: int,
     """
     full, parts = decision.setting.remat == "full", runs(graph, start, stop)
     table = decision.lying if alone else decision.kept
-    kept = [saved_bytes(graph, table, decision, start, run.stop) for run in parts]  # by the end of a run
+    most = saved_bytes(graph, decision.kept, decision, start, stop)
+    kept = [min(most, saved_bytes(graph, table, decision, start, run.stop)) for run in parts]  # by the end of a run
     gradients = _gradient_bytes(graph, decision, parts)
     if not decision.space.fuses:
         return Moment(kept[-1], max(decision.live_bytes(run.key, rerun=full) for run in parts))

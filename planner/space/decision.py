@@ -263,7 +263,8 @@ class Decision:
                 and not is_layered(self.space.graph, key)
                 and all(op.scope < 0 for op in cls.ops)
             ):
-                found[key] = self._liveness(key).lying()
+                lying = self._liveness(key).lying()
+                found[key] = lying if sum(lying.values()) < sum(self.kept[key].values()) else self.kept[key]
             else:
                 found[key] = self.kept[key]
         return found

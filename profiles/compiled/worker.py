@@ -59,7 +59,7 @@ def compile_job(job: Job, program: bytes) -> CompiledProgram:
         return exported.call(*args, **kwargs)
 
     started, notes = time.perf_counter(), []
-    compiled = _compiled(jax.jit(flat, donate_argnums=job.donated).lower(*avals), job, notes)
+    compiled = compile_lowered(jax.jit(flat, donate_argnums=job.donated).lower(*avals), job, notes)
     took = time.perf_counter() - started
     text = _text(compiled, notes)
     return CompiledProgram(
@@ -75,7 +75,7 @@ def compile_job(job: Job, program: bytes) -> CompiledProgram:
     )
 
 
-def _compiled(lowered: Any, job: Job, notes: list[str]) -> Any:
+def compile_lowered(lowered: Any, job: Job, notes: list[str]) -> Any:
     """The program compiled. XLA:GPU chooses tiles of its own matrix kernels by trying them; without a device its
     default ones do not fit some shapes (788 rows), which then go to cuBLAS, as they do on a device where that is
     faster."""

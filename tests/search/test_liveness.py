@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from costmodel.graph import ModelGraph
+from planner.check.rules import check_plan
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
@@ -115,3 +116,14 @@ def test_a_compiler_that_fuses_little_has_everything_side_by_side() -> None:
     memory = PinnedLayout(slow_cluster(8), FLAT, microbatch=8).plan(model).stages[0].groups[0].memory
     assert memory.saved_bytes == memory.saved_per_microbatch_bytes
     assert memory.arising_bytes >= memory.gradients_bytes > 0 and memory.transient_bytes > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_program_keeps_no_more_than_is_saved(dtype: str) -> None:
+    """What the compiler computes again it does not keep, and it never keeps more for that."""
+    model = gpt(hidden=128, layers=2, heads=2, vocab=512, seq=64, dtype=dtype)
+    cluster = node_of_h100(2)
+    _, plan = planned(model, cluster, pins((on("g0", 2, mesh=(2,)),)), microbatch=8, microbatches=2)
+    memory = plan.stages[0].groups[0].memory
+    assert 0 < memory.saved_bytes <= memory.saved_per_microbatch_bytes
+    assert not [f for f in check_plan(plan, cluster) if f.code in ("MP620", "MP621", "MP622", "MP640")]
