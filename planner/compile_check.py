@@ -108,6 +108,7 @@ def compile_groups(
     *,
     kinds: Mapping[str, DeviceKind],
     oracle: Oracle,
+    options: Mapping[str, str | bool | int] | None = None,
     progress: Progress | None = None,
 ) -> tuple[CompiledGroup, ...]:
     """Compiles every program of a plan for its own device kinds.
@@ -116,6 +117,7 @@ def compile_groups(
         task: the training task that the plan was made for.
         kinds: the plan's device kinds by name, as its cluster has them.
         oracle: `profiles.compiled.oracle.default_oracle()`, say.
+        options: XLA compiler options, such as to keep collectives apart that XLA would join.
         progress: called with (what is being done, done, total).
 
     Returns:
@@ -142,6 +144,7 @@ def compile_groups(
             donated=p.donated,
             axis_names=p.axis_names,
             sizes=p.sizes,
+            options=options or {},
         )
         for p in programs
     ]

@@ -16,7 +16,7 @@ from costmodel.simulation.ending import waits_of_actors
 from costmodel.simulation.memory import HeldBytes
 from planner.check.placement import groups_of
 from planner.check.timetable import schedule_of, waits_of
-from planner.planfile.schema import Plan, Transfer
+from planner.planfile.schema import MemoryPlan, Plan, Transfer
 
 WEIGHT_SHARE = 0.5
 
@@ -54,24 +54,34 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
     """Memory of each actor of the schedule."""
     found = {}
     known = {(stage, group): record.memory for stage, group, record in groups_of(plan)}
+    alone = len(known) == 1
     for row in schedule.actions:
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
-        planned, parts = _planned(plan, schedule), len(virtual)
+        planned = _planned(plan, schedule)
+        parts = 1 if planned else len(virtual)
         each = {stage: known[stage, row.group] if planned else known[row.actor] for stage in virtual}
         every = list(each.values()) if planned else [known[row.actor]]
+        kept = {stage: _kept_bytes(memory, alone) for stage, memory in each.items()}
         shared = [memory.transient_bytes + memory.reserve_bytes for memory in every]  # one action at a time
         always = sum(memory.total_bytes - memory.saved_bytes for memory in every)
         found[row.actor] = HeldBytes(
             always_bytes=always - (sum(shared) - max(shared)),
-            saved_bytes={s: m.saved_per_microbatch_bytes // (1 if planned else parts) for s, m in each.items()},
-            until_weights_bytes={
-                s: (m.until_weights_bytes or m.saved_per_microbatch_bytes) // (1 if planned else parts)
-                for s, m in each.items()
-            },
-            made_bytes={s: m.made_for_weights_bytes // (1 if planned else parts) for s, m in each.items()},
+            saved_bytes={stage: saved // parts for stage, (saved, _, _) in kept.items()},
+            until_weights_bytes={stage: until // parts for stage, (_, until, _) in kept.items()},
+            made_bytes={stage: made // parts for stage, (_, _, made) in kept.items()},
             limit_bytes=every[0].limit_bytes or None,
         )
     return found
+
+
+def _kept_bytes(memory: MemoryPlan, alone: bool) -> tuple[int, int, int]:
+    """What a microbatch holds for its B and for its W, and what of the latter B makes. A step that is one program holds
+    less than it keeps for B, and nothing of its own for W."""
+    if alone:
+        held = memory.saved_bytes // max(1, memory.in_flight)
+        return held, held, 0
+    saved = memory.saved_per_microbatch_bytes
+    return saved, memory.until_weights_bytes or saved, memory.made_for_weights_bytes
 
 
 def shared_nics(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], tuple[str, ...]]:

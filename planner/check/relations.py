@@ -39,7 +39,8 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if not whole:
             message = f"tokens_per_s is {tokens:.6g} times the examples per second, which is no whole number of tokens"
             yield finding("MP640", "prediction.tokens_per_s", message, _HINT)
-    splits = any("W" in actor.actions for actor in plan.schedule.actors)
+    alone = len(tuple(groups_of(plan))) == 1  # one program computes some of what is kept again
+    splits = not alone and any("W" in actor.actions for actor in plan.schedule.actors)
     if splits:
         yield from _held_until_weights(plan)
     for stage, group, record in groups_of(plan):
@@ -55,7 +56,8 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 message = f"{label}: {phase} communication takes {format_seconds(part)} of {format_seconds(whole)}"
                 yield finding("MP640", f"{path}.time.{phase}_communication_s", message, _HINT)
         most = memory.in_flight * memory.saved_per_microbatch_bytes
-        if not splits and not most - memory.in_flight <= memory.saved_bytes <= most:
+        least = 0 if alone else most - memory.in_flight
+        if not splits and not least <= memory.saved_bytes <= most:
             message = f"{label}: saved_bytes is {format_bytes(memory.saved_bytes)}, {memory.in_flight} microbatches in "
             message += f"flight save {format_bytes(memory.saved_per_microbatch_bytes)} each"
             yield finding("MP640", f"{path}.memory.saved_bytes", message, _HINT)

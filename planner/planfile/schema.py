@@ -80,10 +80,12 @@ class MemoryPlan(Document, frozen=True):
     """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's.
 
     Attributes:
-        gradients_bytes: accumulated; arising_bytes: one microbatch's, beside them.
+        gradients_bytes: accumulated; arising_bytes: one microbatch's, as far as they lie beside them and what is saved.
+        saved_bytes: kept for the backward passes of all microbatches in flight, when they hold the most. In a step that
+            is one program it may be less than `saved_per_microbatch_bytes` says: the compiler computes some again.
+        transient_bytes: of the fullest moment of a backward pass, beyond all these.
         inputs_bytes: the group's share of the step's batch, and carried state.
         update_bytes: what reduction and update take beyond what is free by then.
-        saved_bytes: of all microbatches in flight, when they hold the most.
         saved_per_microbatch_bytes: what one microbatch keeps from its F to its B; until_weights_bytes: from its B to
             its W, in a schedule that has any (what B recomputed under remat is W's input); made_for_weights_bytes: what
             of that B makes, while it still holds what it had.

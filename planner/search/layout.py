@@ -1,23 +1,18 @@
 """A whole plan as the search holds it: which blocks, devices, strategies and microbatches each stage has."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
 from costmodel.schedule.actions import Schedule
-from costmodel.sharding import Spec
 from costmodel.transfers import Transfers
+from planner.search.backward_peak import fullest_moment, held_elements, saved_bytes
 from planner.search.stage_links import link_cost
-from planner.space.backward import is_layered
 from planner.space.decision import BlockCost, Decision
 from planner.space.inputs import first_reads, input_bytes
 from planner.space.parameters import arising_bytes, state_bytes
-
-_Kept = Mapping[str, Mapping[tuple[str, Spec], float]]
-"""Block class -> tensor and spec -> bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +72,14 @@ def crossing_bytes(graph: ModelGraph, values: Iterable[str]) -> tuple[int, int]:
     return sum(t.bytes for t in tensors), sum(t.bytes for t in tensors if t.needs_grad)
 
 
-def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int) -> BlockCost:
+def stage_cost(
+    graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int, *, alone: bool
+) -> BlockCost:
     """What the blocks of a stage cost together; a parameter that several of them read is held once.
 
     Args:
         microbatches: that the group runs.
+        alone: whether the stage's one group is the whole plan, whose step is one program.
     """
     total, before = BlockCost(), ""
     for block in graph.blocks[start:stop]:
@@ -98,51 +96,29 @@ def stage_cost(graph: ModelGraph, decision: Decision, start: int, stop: int, mic
         total.weight_s += cost.weight_s
         total.once_s += cost.once_s
         total.update_s += cost.update_s
-        total.transient_bytes = max(total.transient_bytes, cost.transient_bytes)
         total.collectives.update(cost.collectives)
     links = link_cost(graph, decision, start, stop)
     total.forward_cast_s += links.forward_cast_s
     total.backward_cast_s += links.backward_cast_s
     total.collectives.update(links.collectives)
-    total.saved_bytes = saved_bytes(graph, decision, start, stop)
+    total.saved_bytes = saved_bytes(graph, decision.kept, decision, start, stop)
     _charge_leaves(graph, decision, start, stop, total)
     _charge_state(graph, decision, start, stop, total)
     for name, (key, at) in first_reads(graph, graph.blocks[start:stop]).items():
         spec, mesh = decision.input_specs[key][at], decision.space.mesh
         total.inputs_bytes += input_bytes(graph, graph.values[name], spec, mesh, microbatches)
+    moment = fullest_moment(graph, decision, start, stop, alone=alone)
+    total.lying_bytes = moment.kept_bytes
+    total.arising_bytes, total.transient_bytes = moment.beside(total.arising_bytes)
     return total
 
 
-def saved_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> float:
-    """Bytes that a device of the stage keeps for one microbatch from its F to its B."""
-    return _kept_bytes(graph, decision, decision.kept, start, stop)
-
-
 def until_weights_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int) -> tuple[float, float]:
-    """Bytes that it keeps from its B to its W, where a schedule splits backwards, and those of them that B makes."""
+    """Bytes that a device of the stage keeps for one microbatch from its B to its W, where a schedule splits backwards,
+    and those of them that B makes."""
     kept, before = decision.kept_for_weights, decision.kept
     made = {key: {n: size for n, size in own.items() if n not in before[key]} for key, own in kept.items()}
-    return _kept_bytes(graph, decision, kept, start, stop), _kept_bytes(graph, decision, made, start, stop)
-
-
-def _kept_bytes(graph: ModelGraph, decision: Decision, kept: _Kept, start: int, stop: int) -> float:
-    """What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep
-    in one spec is one array."""
-    total, shared = 0.0, {}
-    before = ""
-    for block in graph.blocks[start:stop]:
-        key, cls = block.class_key, graph.classes[block.class_key]
-        layered, once = is_layered(graph, key), decision.space.once[key]
-        crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
-        for (name, spec), size in kept[key].items():
-            if name in once and layered and key == before:
-                continue
-            if not layered and name in crossing:
-                shared[crossing[name], spec] = size
-            else:
-                total += size
-        before = key
-    return total + sum(shared.values())
+    return saved_bytes(graph, kept, decision, start, stop), saved_bytes(graph, made, decision, start, stop)
 
 
 def _charge_leaves(graph: ModelGraph, decision: Decision, start: int, stop: int, total: BlockCost) -> None:
@@ -179,20 +155,6 @@ def _charge_state(graph: ModelGraph, decision: Decision, start: int, stop: int, 
         total.arising_bytes += arising_bytes(facts, elements, storage, mesh, accumulates=added)
         total.optimizer_bytes += optimizer if not (whole and name in earlier) else 0.0
     total.optimizer_bytes += graph.optimizer_bytes
-
-
-def held_elements(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, bool]]:
-    """Parameters that a range of blocks reads: how many of their elements, and whether it reads the leaf as a whole."""
-    held: dict[str, set[int | None]] = {}
-    for block in graph.blocks[start:stop]:
-        for source in block.inputs:
-            if source.value in graph.params:
-                held.setdefault(source.value, set()).add(source.index)
-    found = {}
-    for name, items in held.items():
-        shape, whole = graph.params[name].shape, None in items
-        found[name] = (graph.params[name].elements if whole else math.prod(shape[1:]) * len(items), whole)
-    return found
 
 
 def held_parameters(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, int] | None]:

@@ -2,6 +2,7 @@
 all pass through here."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,7 +34,7 @@ class GroupScore:
 
     Attributes:
         exchange_s: see `StageTimes`.
-        saved_bytes: activations of all microbatches in flight.
+        saved_bytes: activations of all microbatches in flight; of a step that is one program what lies there of them.
         until_weights_bytes: what one microbatch holds between its B and its W, under a schedule that has any;
             made_bytes: what of that B makes.
     """
@@ -151,11 +152,23 @@ class LayoutCosts:
 
     layout: Layout
 
+    @property
+    def alone(self) -> bool:
+        """Whether one group runs the whole model: its step is one program."""
+        return len(self._groups) == 1
+
     @cached_property
     def blocks(self) -> dict[Actor, BlockCost]:
         """By (virtual) stage and group."""
         return {
-            Actor(s, g): stage_cost(self.layout.graph, group.decision, stage.start, stage.stop, len(group.microbatches))
+            Actor(s, g): stage_cost(
+                self.layout.graph,
+                group.decision,
+                stage.start,
+                stage.stop,
+                len(group.microbatches),
+                alone=self.alone,
+            )
             for s, g, stage, group in self._groups
         }
 
@@ -165,6 +178,11 @@ class LayoutCosts:
             Actor(s, g): until_weights_bytes(self.layout.graph, group.decision, stage.start, stage.stop)
             for s, g, stage, group in self._groups
         }
+
+    @property
+    def saved_bytes(self) -> dict[Actor, float]:
+        """What a microbatch holds between its F and its B."""
+        return {actor: cost.saved_bytes for actor, cost in self.blocks.items()}
 
     @property
     def until_weights_bytes(self) -> dict[Actor, float]:
@@ -231,12 +249,8 @@ def score(layout: Layout, costs: LayoutCosts | None = None) -> Score:
     """
     schedule = make_schedule(layout)
     known = LayoutCosts(layout=layout) if costs is None else costs
-    saved = {actor: cost.saved_bytes for actor, cost in known.blocks.items()}
-    flying = held_at_peak(schedule, saved)
-    if schedule.splits_backward:
-        held = held_bytes(schedule, saved, known.until_weights_bytes, known.made_bytes)
-    else:
-        held = {actor: count * saved[actor] for actor, count in flying.items()}
+    flying = held_at_peak(schedule, known.saved_bytes)
+    held = _activation_bytes(schedule, known, flying)
     groups: dict[Actor, GroupScore] = {}
     for actor, cost in known.blocks.items():
         kind = layout.stages[actor.stage].groups[actor.group].decision.space.pricing.kind
@@ -264,6 +278,15 @@ def score(layout: Layout, costs: LayoutCosts | None = None) -> Score:
         waits=known.waits,
         costs=known,
     )
+
+
+def _activation_bytes(schedule: Schedule, costs: LayoutCosts, flying: Mapping[Actor, int]) -> dict[Actor, float]:
+    """What microbatches keep on a device of each group when its actor holds the most."""
+    if costs.alone:  # both passes are one program, whatever the schedule
+        return {actor: count * costs.blocks[actor].lying_bytes for actor, count in flying.items()}
+    if schedule.splits_backward:
+        return held_bytes(schedule, costs.saved_bytes, costs.until_weights_bytes, costs.made_bytes)
+    return {actor: count * costs.saved_bytes[actor] for actor, count in flying.items()}
 
 
 def sends_of(layout: Layout) -> dict[tuple[Actor, Actor], SendTimes]:

@@ -6,10 +6,10 @@ When the last backward pass is done, what it kept, its transients and its gradie
 * M2 update: the gradients as the update takes them. On the group that updates these are also those of the stage's other
   groups, and of later stages that read its parameters.
 
-Parameters and optimizer state are updated in place, but XLA copies the state that it writes over while it still reads
-it. In a plan of one stage the copies take the place of gradients that are done with; in a pipeline gradients are
-arguments of the update's programs and stay. Where the state belongs to no parameter (that of all of them in one
-vector), the gradient lies there as such a vector too.
+Parameters and optimizer state are updated in place, but XLA's CPU compiler copies the state that it writes over while
+it still reads it (for GPUs the update of a leaf is one kernel). In a plan of one stage the copies take the place of
+gradients that are done with; in a pipeline gradients are arguments of the update's programs and stay. Where the state
+belongs to no parameter (that of all of them in one vector), the gradient lies there as such a vector too.
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def update_peak_bytes(layout: "Layout", stage: int, group: int) -> float:
         sizes[name] = reduced_bytes(facts, elements, storage, mesh)
         _, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
         accumulated += gradient
-        state += optimizer
+        state += optimizer if decision.space.pricing.kind.platform == "cpu" else 0.0
         reduced += sizes[name]
         kinds = {(phase, kind) for phase, kind, _ in decision.gradient_collectives(node)}
         if kinds & {("once", "all_reduce"), ("once", "reduce_scatter")}:

@@ -35,6 +35,7 @@ from planner.space.backward import (
 )
 from planner.space.group_costs import group_cost, group_kept, group_live, specs_in_group, weight_seconds
 from planner.space.inputs import input_bytes
+from planner.space.liveness import BlockLiveness
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import BatchNode, EndNode, GroupNode, ParameterNode, Place, PortNode
 from planner.space.parameters import (
@@ -83,6 +84,7 @@ class BlockCost:
         collectives: phase, kind and axis -> count per microbatch.
         arising_bytes: a microbatch's gradient, beside the accumulator. inputs_bytes: batch and carried state.
         moves: the collectives behind the seconds of casts and gradients.
+        lying_bytes: of a stage that is one program, what the compiler has lie there of `saved_bytes`.
         run_cast_s, run_collectives: of forward casts that a scan does once for all its layers, as JAX hoists what does
             not change from layer to layer. Each layer's share is part of `forward_cast_s`, not of `collectives`.
     """
@@ -100,6 +102,7 @@ class BlockCost:
     optimizer_bytes: float = 0.0
     inputs_bytes: float = 0.0
     saved_bytes: float = 0.0
+    lying_bytes: float = 0.0
     transient_bytes: float = 0.0
     collectives: Counter[Collective] = field(default_factory=Counter)
     moves: list[Move] = field(default_factory=list)
@@ -219,7 +222,6 @@ class Decision:
     def _cost(self, key: str) -> BlockCost:
         space, remat = self.space, self.setting.remat
         cls, cost = space.graph.classes[key], BlockCost()
-        transient, whole = 0.0, self._whole_leaves(key)
         for i, group in enumerate(space.groups[key]):
             index = space.index["group", key, str(i)]
             node, option = space.nodes[index], space.nodes[index].options[self.choice[index]]
@@ -228,7 +230,6 @@ class Decision:
             cost.forward_s += forward
             cost.backward_s += backward + (forward if remat == "full" else 0.0)
             cost.weight_s += weight_seconds(space, node, option)  # type: ignore[arg-type]
-            transient = max(transient, group_live(space, node, option, whole))  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
                 again = (remat == "full" or op.scope >= 0) and runs_again(op, space.again[key, remat])
                 forward_counts = cost.run_collectives if own_name(op) in space.once[key] else cost.collectives
@@ -246,11 +247,51 @@ class Decision:
             held = sum(input_bytes(space.graph, value, spec, space.mesh, times) for value in values)
             cost.inputs_bytes += held / space.counts[key]
         once, layers = space.once[key], space.counts[key]
-        if remat == "full":
-            transient += sum(self._kept_inside(key).values())
         cost.saved_bytes = sum(size / (layers if name in once else 1) for (name, _), size in self.kept[key].items())
-        cost.transient_bytes = transient
+        cost.transient_bytes = self.live_bytes(key, rerun=remat == "full")
         return cost
+
+    @cached_property
+    def lying(self) -> dict[str, dict[tuple[str, Spec], float]]:
+        """As `kept`, in a program that holds both passes: outside of scans what fuses is computed again from what lies
+        in memory anyway."""
+        found = {}
+        for key, cls in self.space.graph.classes.items():
+            if (
+                self.space.fuses
+                and self.setting.remat == "none"
+                and not is_layered(self.space.graph, key)
+                and all(op.scope < 0 for op in cls.ops)
+            ):
+                lying = self._liveness(key).lying()
+                found[key] = lying if sum(lying.values()) < sum(self.kept[key].values()) else self.kept[key]
+            else:
+                found[key] = self.kept[key]
+        return found
+
+    def live_bytes(self, key: str, *, rerun: bool) -> float:
+        """The most that is live on a device while a block of a class runs backward, beside parameters, gradients and
+        what was kept.
+
+        Args:
+            rerun: its forward ops run just before, so that nothing was kept but its inputs.
+        """
+        if not self.space.fuses:
+            return self._unfused_bytes(key)
+        at = (key, rerun)
+        if at not in self._live:
+            kept = {name for name, _ in self.kept[key]}
+            self._live[at] = self._liveness(key).peak_bytes(rerun=rerun, kept=kept)
+        return self._live[at]
+
+    def _unfused_bytes(self, key: str) -> float:
+        """`live_bytes` where every group leaves its results in memory, whatever ran before."""
+        whole, live = self._whole_leaves(key), 0.0
+        for i in range(len(self.space.groups[key])):
+            node = self.space.nodes[self.space.index["group", key, str(i)]]
+            assert isinstance(node, GroupNode)
+            live = max(live, group_live(self.space, node, self.option("group", key, str(i)), whole))  # type: ignore[arg-type]
+        return live + (sum(self._kept_inside(key).values()) if self.setting.remat == "full" else 0.0)
 
     def _whole_leaves(self, key: str) -> dict[str, Spec]:
         """Parameters that a class reads as whole leaves, with their spec through the step."""
@@ -258,6 +299,15 @@ class Decision:
             return {}
         names = (n for n in self.space.graph.classes[key].inputs if ("place", key, n) in self.space.index)
         return {name: self.input_specs[key][name] for name in names}
+
+    def _liveness(self, key: str) -> BlockLiveness:
+        cls = self.space.graph.classes[key]
+        specs = {name: self.input_specs[key].get(name, self.space.whole) for name in cls.inputs}
+        return BlockLiveness(cls, self.space.mesh, self.op_strategies[key], specs, self.space.derived[key])
+
+    @cached_property
+    def _live(self) -> dict[tuple[str, bool], float]:
+        return {}
 
     @cached_property
     def kept(self) -> dict[str, dict[tuple[str, Spec], float]]:

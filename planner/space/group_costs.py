@@ -68,7 +68,8 @@ def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sha
 def group_live(
     space: "ModelSpace", node: GroupNode, option: GroupStrategy, held: Mapping[str, Spec] = MappingProxyType({})
 ) -> float:
-    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents.
+    """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents, as
+    far as they are in memory.
 
     Args:
         held: parameters that lie there anyway, by the spec in which they do: taken as they lie they are no bytes more,
@@ -78,7 +79,8 @@ def group_live(
     pairs = [*zip(node.group.reads, option.needs, strict=True), *zip(node.group.exports, option.gives, strict=True)]
     parts = [(n, split_factor(s, space.mesh)) for n, s in pairs]
     there = {n: split_factor(s, space.mesh) for n, s in held.items()}
-    return 2.0 * sum(cls.tensors[n].bytes / k for n, k in parts if there.get(n) != k)
+    memory = space.in_memory[node.class_key]
+    return 2.0 * sum(cls.tensors[n].bytes / k for n, k in parts if n in memory and there.get(n) != k)
 
 
 def specs_in_group(group: Group, option: GroupStrategy) -> dict[str, Spec]:

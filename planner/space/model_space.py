@@ -23,6 +23,7 @@ from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
 from planner.space.inputs import first_reads
+from planner.space.liveness import names_in_memory
 from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, Place, PortNode
 from planner.space.parameters import storages, whole_storage
 from planner.space.prices import SpacePrices
@@ -179,6 +180,19 @@ class ModelSpace:
         node, specs = found
         shift = (1 if item else 0) - (1 if source.index is not None else 0)
         return node, tuple(tuple(c + shift if c >= 0 else c for c in s) for s in specs)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the device kind's compiler fuses elementwise ops into what reads them; the CPU's hardly does."""
+        return self.pricing.kind.platform != "cpu"
+
+    @cached_property
+    def in_memory(self) -> dict[str, frozenset[str]]:
+        """Block class -> tensors that its program has in memory."""
+        return {
+            key: names_in_memory(cls) if self.fuses else frozenset(cls.tensors)
+            for key, cls in self.graph.classes.items()
+        }
 
     def maker(self, key: str, name: str) -> tuple[int, tuple[Spec, ...]] | None:
         for i, group in enumerate(self.groups[key]):

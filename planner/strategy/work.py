@@ -49,7 +49,7 @@ class ClassWork:
         moves: collectives, without and with full remat.
         kept_bytes: for the backward pass without remat; of these core_bytes are attention's own; entry_bytes are kept
             under full remat.
-        live_bytes: the most that is live while one op group runs.
+        group_bytes: what is live while each op group runs.
         crossing_bytes: of what the block hands on.
     """
 
@@ -65,7 +65,12 @@ class ClassWork:
     kept_bytes: float
     core_bytes: float
     entry_bytes: float
-    live_bytes: float
+    group_bytes: Floats
+
+    @property
+    def live_bytes(self) -> float:
+        """The most that is live while one op group runs."""
+        return float(self.group_bytes.max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ def _class_work(
         kept_bytes=kept_bytes,
         core_bytes=core_bytes,
         entry_bytes=sum(b / (layers if n in space.once[key] else 1) for (n, _), b in entries.items()),
-        live_bytes=max(live, default=0.0),
+        group_bytes=np.array(live),
     )
 
 
@@ -279,7 +284,8 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
         raise ValueError("the model has other blocks at another microbatch size")
     classes = {}
     for (key, a), b in zip(one.classes.items(), other.classes.values(), strict=True):
-        if len(a.kernels.matmul_s) != len(b.kernels.matmul_s) or a.moves["none"].keys != b.moves["none"].keys:
+        shapes = [(len(w.kernels.matmul_s), len(w.group_bytes), w.moves["none"].keys) for w in (a, b)]
+        if shapes[0] != shapes[1]:
             raise ValueError("the model has other ops at another microbatch size")
         kernels = KernelTable(
             **{
@@ -292,9 +298,10 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
         moves = {remat: Moves(m.keys, _line(m.amounts, b.moves[remat].amounts, t)) for remat, m in a.moves.items()}
         sizes = {
             name: float(_line(np.float64(getattr(a, name)), np.float64(getattr(b, name)), t))
-            for name in ("kept_bytes", "core_bytes", "entry_bytes", "live_bytes")
+            for name in ("kept_bytes", "core_bytes", "entry_bytes")
         }
-        classes[key] = replace(a, kernels=kernels, moves=moves, **sizes)
+        group_bytes = _line(a.group_bytes, b.group_bytes, t)
+        classes[key] = replace(a, kernels=kernels, moves=moves, group_bytes=group_bytes, **sizes)
     stream = float(_line(np.float64(one.stream_bytes), np.float64(other.stream_bytes), t))
     return Work(microbatch, classes, one.leaves, one.order, stream)
 

@@ -58,12 +58,9 @@ def compile_job(job: Job, program: bytes) -> CompiledProgram:
         args, kwargs = jax.tree.unflatten(exported.in_tree, leaves)
         return exported.call(*args, **kwargs)
 
-    started = time.perf_counter()
-    compiled = (
-        jax.jit(flat, donate_argnums=job.donated).lower(*avals).compile(compiler_options=dict(job.options) or None)
-    )
+    started, notes = time.perf_counter(), []
+    compiled = compile_lowered(jax.jit(flat, donate_argnums=job.donated).lower(*avals), job, notes)
     took = time.perf_counter() - started
-    notes: list[str] = []
     text = _text(compiled, notes)
     return CompiledProgram(
         kind=job.target.kind,
@@ -76,6 +73,21 @@ def compile_job(job: Job, program: bytes) -> CompiledProgram:
         versions=job.versions,
         notes=tuple(notes),
     )
+
+
+def compile_lowered(lowered: Any, job: Job, notes: list[str]) -> Any:
+    """The program compiled. XLA:GPU chooses tiles of its own matrix kernels by trying them; without a device its
+    default ones do not fit some shapes (788 rows), which then go to cuBLAS, as they do on a device where that is
+    faster."""
+    import jax
+
+    try:
+        return lowered.compile(compiler_options=job.options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if job.target.platform != "cuda" or "tile sizes" not in str(error):
+            raise
+    notes.append("XLA's own matrix kernels have no tiles for this program: compiled with cuBLAS")
+    return lowered.compile(compiler_options={**job.options, "xla_gpu_enable_triton_gemm": False})
 
 
 def _devices(target: Target) -> list[Any]:

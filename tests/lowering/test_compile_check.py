@@ -175,3 +175,21 @@ def test_the_api_compiles_where_it_is_asked_to(on_cpus: tuple[Cluster, Plan, Com
 def test_a_compiler_without_a_task_is_refused(on_cpus: tuple[Cluster, Plan, CompiledGroup], oracle: Oracle) -> None:
     with pytest.raises(ValueError, match="no task"):
         validate(on_cpus[1], on_cpus[0], compiler=oracle)
+
+
+GPU_CASES = {
+    "large vocabulary, remat": (gpt(hidden=512, layers=4, heads=8, vocab=32000, seq=512), "full", 4),
+    "attention kept": (gpt(hidden=512, layers=4, heads=8, vocab=4096, seq=512), "none", 4),
+}
+
+
+@pytest.mark.parametrize("case", GPU_CASES)
+def test_planned_memory_is_what_the_gpu_compiler_allocates(case: str, oracle: Oracle) -> None:
+    require("cuda")
+    task, remat, microbatch = GPU_CASES[case]
+    target = cluster("A100-SXM4-80GB")
+    layout = pins((on("g0", 2, mesh=(2,)),))
+    plan = executed_plan(task, layout, target, microbatch=microbatch, microbatches=2, remat=remat)  # type: ignore[arg-type]
+    kinds = {g.device.name: g.device for g in target.groups}
+    (group,) = compile_groups(plan, task, kinds=kinds, oracle=oracle)
+    assert group.deviation is not None and abs(group.deviation) < 0.1, f"{case}: {group.deviation:+.1%}"

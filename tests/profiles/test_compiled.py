@@ -17,6 +17,7 @@ from profiles.compiled import oracle as oracle_module
 from profiles.compiled.oracle import Limits, Oracle, Request, default_oracle
 from profiles.compiled.records import CompiledProgram, CompileFailure, Memory, Platform
 from profiles.compiled.target import Target, cpu_target, target_of, topology_shape
+from profiles.compiled.worker import Job, compile_lowered
 
 AXES, SIZES = ("data", "model"), (2, 2)
 WIDE, ROWS = 1024, 512
@@ -146,6 +147,39 @@ def test_a_compiler_that_the_system_ends(oracle: Oracle) -> None:
 def test_a_program_that_the_compiler_refuses(oracle: Oracle) -> None:
     (found,) = oracle.compile([replace(asked(cpu_target(4)), program=b"no program")])
     assert isinstance(found, CompileFailure) and found.reason == "refused" and "Traceback" not in found.message
+
+
+class WithoutTiles:
+    """A program for which XLA's own matrix kernels have no tiles."""
+
+    def __init__(self, message: str) -> None:
+        self.message, self.asked = message, []
+
+    def compile(self, compiler_options: dict[str, object] | None = None) -> str:
+        self.asked.append(compiler_options)
+        if (compiler_options or {}).get("xla_gpu_enable_triton_gemm") is False:
+            return "compiled"
+        raise jax.errors.JaxRuntimeError(self.message)
+
+
+def job(kind: str) -> Job:
+    target = target_of(device_kind(kind), 1)
+    assert target is not None
+    return Job(target=target, donated=(), axis_names=("x",), sizes=(1,), options={"other": 1})
+
+
+def test_products_without_tiles_go_to_cublas() -> None:
+    lowered, notes = WithoutTiles("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.77"), []
+    assert compile_lowered(lowered, job("A100-SXM4-80GB"), notes) == "compiled"
+    assert lowered.asked == [{"other": 1}, {"other": 1, "xla_gpu_enable_triton_gemm": False}] and "cuBLAS" in notes[0]
+
+
+@pytest.mark.parametrize(("kind", "message"), [("A100-SXM4-80GB", "INTERNAL: other"), ("TPU-v5e", "tile sizes")])
+def test_other_errors_of_a_compiler_stand(kind: str, message: str) -> None:
+    lowered = WithoutTiles(message)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        compile_lowered(lowered, job(kind), [])
+    assert len(lowered.asked) == 1
 
 
 @pytest.mark.parametrize(("kind", "extra"), [("A100-SXM4-80GB", "cuda-check"), ("TPU-v5e", "tpu-check")])
