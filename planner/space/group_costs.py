@@ -66,12 +66,17 @@ def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sha
 
 
 def group_live(
-    space: "ModelSpace", node: GroupNode, option: GroupStrategy, held: Mapping[str, Spec] = MappingProxyType({})
+    space: "ModelSpace",
+    node: GroupNode,
+    option: GroupStrategy,
+    held: Mapping[str, Spec] = MappingProxyType({}),
+    hidden: frozenset[str] = frozenset(),
 ) -> float:
     """Bytes that are live on one device while a group runs backward: what it reads and leaves, and their cotangents, as
     far as they are in memory.
 
     Args:
+        hidden: tensors that a kernel of their own keeps out of memory (scores in flash attention).
         held: parameters that lie there anyway, by the spec in which they do: taken as they lie they are no bytes more,
             nor are their cotangents, which are the microbatch's gradient.
     """
@@ -79,7 +84,7 @@ def group_live(
     pairs = [*zip(node.group.reads, option.needs, strict=True), *zip(node.group.exports, option.gives, strict=True)]
     parts = [(n, split_factor(s, space.mesh)) for n, s in pairs]
     there = {n: split_factor(s, space.mesh) for n, s in held.items()}
-    memory = space.in_memory[node.class_key]
+    memory = space.in_memory[node.class_key] - hidden
     return 2.0 * sum(cls.tensors[n].bytes / k for n, k in parts if n in memory and there.get(n) != k)
 
 

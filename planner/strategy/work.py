@@ -164,7 +164,7 @@ def _class_work(
     size = {pair: bytes_ / (layers if pair[0] in space.once[key] else 1) for pair, bytes_ in kept.items()}
     hidden = _hidden(cls, cores, attention)
     live = [
-        _live_bytes(decision, node, i, hidden)
+        group_live(space, node, node.options[decision.choice[i]], hidden=hidden)
         for i, node in enumerate(space.nodes)
         if isinstance(node, GroupNode) and node.class_key == key
     ]
@@ -197,16 +197,6 @@ def _hidden(cls: BlockClass, cores: tuple[Core, ...], attention: Attention) -> f
     if attention == "flash":
         return frozenset(inside | {core.scores for core in cores})
     return frozenset(inside - {core.shares for core in cores}) if attention == "fused" else frozenset()
-
-
-def _live_bytes(decision: Decision, node: GroupNode, index: int, hidden: frozenset[str]) -> float:
-    """Bytes that are live while a group runs backward (`group_live`), without those of hidden tensors."""
-    option = node.options[decision.choice[index]]
-    if hidden.isdisjoint(node.group.reads) and hidden.isdisjoint(node.group.exports):
-        return group_live(decision.space, node, option)
-    tensors, mesh = decision.space.graph.classes[node.class_key].tensors, decision.space.mesh
-    pairs = [*zip(node.group.reads, option.needs, strict=True), *zip(node.group.exports, option.gives, strict=True)]
-    return 2.0 * sum(tensors[n].bytes / split_factor(spec, mesh) for n, spec in pairs if n not in hidden)
 
 
 def _local_bytes(decision: Decision, key: str, name: str) -> float:
