@@ -165,17 +165,7 @@ class Estimator:
 
     def _stack(self, changes: Mapping[str, Any]) -> tuple[Stack, Constants | None]:
         changes = dict(changes)
-        named = changes.pop(_STACK, self.stack)
-        constants: Constants | None = None
-        if named is None:
-            stack = COMPILED
-        elif isinstance(named, Stack):
-            stack = named
-        elif isinstance(named, str):
-            stack, constants = find_stack(named)
-        else:
-            message = f"stack is {type(named).__name__}"
-            raise InputError("MP163", message, "give a shipped stack's name, a document of constants, or a Stack")
+        stack, constants = given_stack(changes.pop(_STACK, self.stack))
         if changes:
             numbers = {key: _number(key, value) for key, value in changes.items()}
             stack = convert({**msgspec.to_builtins(stack), **numbers}, Stack, code="MP182", root="the stack")
@@ -243,6 +233,23 @@ def estimate(
     return Estimator(model=model, cluster=cluster, profile=profile, stack=stack, sequence=sequence)(
         strategy, global_batch
     )
+
+
+def given_stack(named: object) -> tuple[Stack, Constants | None]:
+    """A stack, and the constants of device kinds that come with it: of a shipped name, a document's file, a `Stack`, or
+    None for the planner's own programs.
+
+    Raises:
+        InputError: MP187 there is no such stack or document; MP163 for anything else.
+    """
+    if named is None:
+        return COMPILED, None
+    if isinstance(named, Stack):
+        return named, None
+    if isinstance(named, str | Path):
+        return find_stack(str(named))
+    message = f"stack is {type(named).__name__}"
+    raise InputError("MP163", message, "give a shipped stack's name, a document of constants, or a Stack")
 
 
 def _split(strategy: AnyStrategy) -> tuple[AnyStrategy, dict[str, Any]]:

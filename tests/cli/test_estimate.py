@@ -63,3 +63,29 @@ def test_bad_strategies_are_usage_errors(estimate, text, code):
 def test_stacks_are_listed(call):
     done = call("estimate", "--list-stacks")
     assert done.code == 0 and done.out.startswith("compiled: assumed constants")
+
+
+RUNS = "dp,tp,microbatch,global_batch,step_time_s\n8,1,4,64,.4\n4,2,4,64,.5\n2,4,4,64,.6\n8,1,8,64,.4\n8,1,2,64,.45\n"
+
+
+def test_a_stack_calibrated_to_measured_runs_is_used(estimate, call, tmp_path):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    fit = ("profile", "calibrate", "runs.csv", "--model", MODEL, "--cluster", "c.toml", "-o", "mine.toml")
+    done = call(*fit)
+    assert done.code == 0 and "5 runs of runs.csv" in done.out and "wrote mine.toml" in done.err
+    plain, mine = (
+        json.loads(estimate("--strategy", "dp=8,microbatch=4", "--json", *more).out)
+        for more in ((), ("--stack", "mine.toml"))
+    )
+    assert mine["stack"] == "mine" and abs(mine["step_time_s"] - 0.4) < abs(plain["step_time_s"] - 0.4) / 3
+    entry = json.loads(call(*fit, "--json").out)
+    assert entry["improved"] and len(entry["runs"]) == 5
+
+
+def test_bad_runs_write_nothing(call, tmp_path, estimate):
+    (tmp_path / "runs.csv").write_text(RUNS.replace(".45", "none"))
+    fit = ("profile", "calibrate", "runs.csv", "--model", MODEL, "--cluster", "c.toml")
+    done = call(*fit, "-o", "mine.toml")
+    assert done.code == 2 and "error MP186: runs.csv, line 6" in done.err and not (tmp_path / "mine.toml").exists()
+    assert call(*fit).code == 2
+    assert "MP188" in call("profile", "calibrate", "no.csv", *fit[3:], "-o", "mine.toml").err
