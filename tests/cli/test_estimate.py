@@ -89,3 +89,18 @@ def test_bad_runs_write_nothing(call, tmp_path, estimate):
     assert done.code == 2 and "error MP186: runs.csv, line 6" in done.err and not (tmp_path / "mine.toml").exists()
     assert call(*fit).code == 2
     assert "MP188" in call("profile", "calibrate", "no.csv", *fit[3:], "-o", "mine.toml").err
+
+
+def test_an_imported_table_of_layer_times_is_used(estimate, call, tmp_path):
+    rows = [f"{model},{size},{i},{size * 0.001},{size * 0.002}" for model in "mn" for size in (1, 4) for i in range(6)]
+    (tmp_path / "t.csv").write_text("\n".join(["model,micro_batch_seqs,layer,forward_s,backward_s", *rows]) + "\n")
+    assert call("profile", "import", "t.csv", "--model", "m", "--device", "A100-SXM4-80GB", "-o", "t.json").code == 0
+    found = json.loads(
+        estimate("--strategy", "microbatch=4", "--profile", "t.json", "--layer-model", "m", "--json").out
+    )
+    assert found["provenance"]["compute"] == "measured"
+    assert found["breakdown"]["compute_s"] == pytest.approx(16 * 6 * 0.012)
+    refused = estimate("--strategy", "cp=2,microbatch=1", "--profile", "t.json")
+    assert refused.code == 2 and "error MP189" in refused.err
+    unknown = estimate("--strategy", "microbatch=1", "--profile", "t.json", "--layer-model", "o")
+    assert unknown.code == 4 and "MP311" in unknown.err
