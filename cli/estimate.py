@@ -26,6 +26,7 @@ _EXAMPLE = "dp=8,tp=8,pp=4,microbatch=1,remat=full,zero=1,sp=on"
     help=f"The configuration, such as {_EXAMPLE}; repeat to compare.",
 )
 @click.option("--profile", metavar="FILE", help="Profile to take costs from.")
+@click.option("--layer-model", metavar="NAME", help="Whose layer times to take, where the profile has several models'.")
 @click.option(
     "--stack",
     metavar="NAME",
@@ -48,6 +49,7 @@ def command(
     global_batch: int,
     strategies: tuple[str, ...],
     profile: str | None,
+    layer_model: str | None,
     stack: str | None,
     as_json: bool,
     output: str | None,
@@ -65,7 +67,9 @@ def command(
 
         target = attached_cluster()
         note(f"no --cluster: estimating for the {target.device_count} attached devices")
-    estimator = planner.Estimator(model=model, cluster=target, profile=profile, stack=stack, sequence=seq)
+    estimator = planner.Estimator(
+        model=model, cluster=target, profile=profile, stack=stack, sequence=seq, layer_model=layer_model
+    )
     found = estimator.many(strategies, global_batch)
     if as_json:
         documents: Any = [document(one) for one in found]

@@ -11,6 +11,7 @@ import click
 from cli.fake_devices import request_cpu_devices
 from cli.options import COUNT, DURATION, json_option, model_option, output_option
 from cli.output import note, progress
+from cli.profile_calibrate import calibrate
 from cli.profile_files import coverage, import_table, merge, show
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def command(ctx: click.Context, **options: Any) -> None:
         _measure(**options)
 
 
+command.add_command(calibrate)
 command.add_command(coverage)
 command.add_command(import_table)
 command.add_command(merge)

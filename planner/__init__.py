@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner import models
     from planner.api import capture_record, compile_plan, load_task, plan, reference
+    from planner.calibrating import Calibrated, calibrate
     from planner.estimating import Estimate, Estimator, estimate
     from planner.frontend.task import TrainingTask
     from planner.plan_files import read_plan as load_plan
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from profiles.cluster_files import load_cluster
 
 __all__ = [
+    "Calibrated",
     "Estimate",
     "Estimator",
     "Plan",
     "TrainingTask",
+    "calibrate",
     "capture_record",
     "compile_plan",
     "estimate",
@@ -48,6 +51,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Calibrated": ("planner.calibrating", "Calibrated"),
+    "calibrate": ("planner.calibrating", "calibrate"),
     "Estimate": ("planner.estimating", "Estimate"),
     "Estimator": ("planner.estimating", "Estimator"),
     "estimate": ("planner.estimating", "estimate"),

@@ -25,8 +25,10 @@ from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime
 from planner.strategy.estimator import StrategyEstimator
+from planner.strategy.layer_table import LayerTable
 from planner.strategy.memory import StageMemory, worst
 from planner.strategy.strategy import Strategy, parse_strategy
+from profiles.block_table import layer_model, layer_models
 from profiles.constants import COMPILED, Constants, find_stack
 from profiles.schema import Profile
 
@@ -110,7 +112,9 @@ class Estimator:
     Args:
         model: a task, or what `planner.load_task` takes.
         cluster: a cluster or its file.
-        profile: measured costs or their file.
+        profile: measured costs or their file. One with a table of layer times (`meshplan profile import`) gives whole
+            stages' times in place of kernels' prices.
+        layer_model: whose layer times they are, where the profile has those of several models.
         stack: name of a shipped software stack, a document of constants, or a `Stack`; None for the planner's own
             programs.
     """
@@ -120,9 +124,11 @@ class Estimator:
     profile: Profile | str | Path | None = None
     stack: Stack | str | None = None
     sequence: int | None = None
+    layer_model: str | None = None
     _task: TrainingTask = field(init=False)
     _captured: CapturedModel = field(init=False)
     _facts: Mapping[str, Facts] = field(init=False)
+    _layers: LayerTable | None = field(init=False)
     _target: Cluster = field(init=False)
     _estimators: dict[Stack, StrategyEstimator] = field(default_factory=dict, init=False)
 
@@ -134,6 +140,7 @@ class Estimator:
         self._task = load_task(model, self.sequence) if isinstance(model, str) else model
         self._captured = CapturedModel(self._task)
         self._facts = facts_of_kinds(self._target, measured).facts if measured is not None else {}
+        self._layers = _layer_table(self._target, measured, given.require_text("layer_model", self.layer_model))
 
     def __call__(self, strategy: AnyStrategy, global_batch: int) -> Estimate:
         """The estimate of one strategy.
@@ -159,23 +166,13 @@ class Estimator:
         if stack not in self._estimators:
             cluster = constants.on(self._target) if constants is not None else self._target
             self._estimators[stack] = StrategyEstimator(
-                model=self._captured, cluster=cluster, stack=stack, facts=self._facts
+                model=self._captured, cluster=cluster, stack=stack, facts=self._facts, layers=self._layers
             )
         return self._estimators[stack]
 
     def _stack(self, changes: Mapping[str, Any]) -> tuple[Stack, Constants | None]:
         changes = dict(changes)
-        named = changes.pop(_STACK, self.stack)
-        constants: Constants | None = None
-        if named is None:
-            stack = COMPILED
-        elif isinstance(named, Stack):
-            stack = named
-        elif isinstance(named, str):
-            stack, constants = find_stack(named)
-        else:
-            message = f"stack is {type(named).__name__}"
-            raise InputError("MP163", message, "give a shipped stack's name, a document of constants, or a Stack")
+        stack, constants = given_stack(changes.pop(_STACK, self.stack))
         if changes:
             numbers = {key: _number(key, value) for key, value in changes.items()}
             stack = convert({**msgspec.to_builtins(stack), **numbers}, Stack, code="MP182", root="the stack")
@@ -226,6 +223,7 @@ def estimate(
     profile: Profile | str | Path | None = None,
     stack: Stack | str | None = None,
     sequence: int | None = None,
+    layer_model: str | None = None,
 ) -> Estimate:
     """What a configuration would give: step time, memory, throughput.
 
@@ -235,14 +233,47 @@ def estimate(
         model: a task, or what `planner.load_task` takes.
         strategy: text such as ``dp=8,tp=8,pp=12,microbatch=1,schedule=1f1b,remat=full,zero=1,sp=on``, a mapping of the
             same, or a `Strategy`. Constants of the software stack may be among them: ``stack=NAME``, ``step_s=0.1``.
-        profile, stack: as in `Estimator`.
+        profile, stack, layer_model: as in `Estimator`.
 
     Raises:
         InputError: something given cannot be used; the message says what.
     """
-    return Estimator(model=model, cluster=cluster, profile=profile, stack=stack, sequence=sequence)(
-        strategy, global_batch
+    estimator = Estimator(
+        model=model, cluster=cluster, profile=profile, stack=stack, sequence=sequence, layer_model=layer_model
     )
+    return estimator(strategy, global_batch)
+
+
+def _layer_table(cluster: Cluster, profile: Profile | None, model: str | None) -> LayerTable | None:
+    """The layer times of a profile, if it has any."""
+    if profile is None:
+        if model is not None:
+            message = f"layer_model={model!r} without a profile"
+            raise InputError("MP163", message, "give the profile that has the layer times")
+        return None
+    if model is None and not layer_models(profile):
+        return None
+    named = layer_model(profile, model)
+    kinds = [g.device for g in cluster.groups]
+    own = next(k for k in kinds if k.name == profile.device_kind or profile.jax_device_kind in k.jax_names)
+    return LayerTable(profile=profile, model=named, kind=own.name)
+
+
+def given_stack(named: object) -> tuple[Stack, Constants | None]:
+    """A stack, and the constants of device kinds that come with it: of a shipped name, a document's file, a `Stack`, or
+    None for the planner's own programs.
+
+    Raises:
+        InputError: MP187 there is no such stack or document; MP163 for anything else.
+    """
+    if named is None:
+        return COMPILED, None
+    if isinstance(named, Stack):
+        return named, None
+    if isinstance(named, str | Path):
+        return find_stack(str(named))
+    message = f"stack is {type(named).__name__}"
+    raise InputError("MP163", message, "give a shipped stack's name, a document of constants, or a Stack")
 
 
 def _split(strategy: AnyStrategy) -> tuple[AnyStrategy, dict[str, Any]]:
@@ -273,7 +304,12 @@ def _number(key: str, value: Any) -> Any:
 def _provenance(estimator: StrategyEstimator, strategy: Strategy, dtype: str) -> dict[str, str]:
     stack = estimator.stack
     compute: list[Provenance] = []
-    for kind in estimator.kinds(strategy):
+    kinds = estimator.kinds(strategy)
+    tables = estimator.measured(estimator.model.work(estimator.facts_of(kinds[0]), strategy), strategy, kinds)
+    for kind, table in zip(kinds, tables or [None] * len(kinds), strict=True):
+        if table is not None:
+            compute.append(table.provenance)
+            continue
         facts = estimator.facts.get(kind.name)
         share = kind.provenance_of("matmul_efficiency")
         timed = facts is not None and bool(facts.op_times)

@@ -48,7 +48,7 @@ def layer_names(profile: Profile, model: str | None = None) -> tuple[str, ...]:
     Raises:
         ProfileError: MP311 the profile has none of that model, or several models and none is named.
     """
-    model = _model(profile, model)
+    model = layer_model(profile, model)
     start = f"{model}/"
     found = (one.block_class.removeprefix(start) for one in profile.blocks if one.block_class.startswith(start))
     return tuple(dict.fromkeys(found))
@@ -73,7 +73,7 @@ def layer_times(
     """
     if tp < 1 or microbatch <= 0:
         raise ValueError(f"layer_times() needs tp >= 1 and microbatch > 0, got {tp} and {microbatch}")
-    name = layer_class(_model(profile, model), layer)
+    name = layer_class(layer_model(profile, model), layer)
     entries = [one for one in profile.blocks if one.block_class == name and len(one.mesh) == 1]
     if not entries:
         known = sorted({one.block_class for one in profile.blocks})
@@ -156,8 +156,19 @@ def _log_line(low: Point, high: Point, at: float) -> float:
     return low[1] * (high[1] / low[1]) ** share
 
 
-def _model(profile: Profile, model: str | None) -> str:
-    names = sorted({one.block_class.rpartition("/")[0] for one in profile.blocks if "/" in one.block_class})
+def layer_models(profile: Profile) -> tuple[str, ...]:
+    """Models whose layers the block table has."""
+    names = {one.block_class.rpartition("/")[0] for one in profile.blocks if "/" in one.block_class}
+    return tuple(sorted(names))
+
+
+def layer_model(profile: Profile, model: str | None = None) -> str:
+    """The model that is meant; may be left out where the profile has one.
+
+    Raises:
+        ProfileError: MP311 the profile has none of that name, or several models and none is named.
+    """
+    names = layer_models(profile)
     if model is None:
         if len(names) == 1:
             return names[0]

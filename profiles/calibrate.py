@@ -8,11 +8,13 @@ Constants are fitted in the logarithm, so that they stay positive and a spread i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.sparse import issparse
 
 from costmodel.errors import InputError
 
@@ -43,11 +45,14 @@ class Calibration:
 
     Attributes:
         residuals: log(predicted / measured) of each measurement.
+        told: factor within which measurements and priors together place each constant (one standard deviation); near
+            the prior's own spread where the measurements say nothing of it.
         half_width: the interval ``time * exp(+-half_width)`` holds 90% of the measurements.
     """
 
     values: Mapping[str, float]
     residuals: Floats
+    told: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def half_width(self) -> float:
@@ -72,6 +77,7 @@ def calibrate(
     fewest: int = FEWEST,
     evaluations: int = 40,
     depends: NDArray[np.bool_] | None = None,
+    start: Mapping[str, float] | None = None,
 ) -> Calibration:
     """Fits constants to measured times.
 
@@ -81,6 +87,7 @@ def calibrate(
         fewest: measurements that are needed.
         depends: [measurement, constant] whether one depends on the other, where many do not: constants without a
             measurement in common are then varied together.
+        start: constants to begin at, those of a fit to nearly the same measurements; the priors where not given.
 
     Raises:
         InputError: MP186 too few measurements, or one that is no positive number.
@@ -108,9 +115,20 @@ def calibrate(
         )  # soft-L1, constants' priors stay squared
         return np.concatenate([soft, (x - prior) / spread])
 
-    start = np.clip(prior, low + 1e-9, high - 1e-9)
+    first = prior if start is None else np.log([start[name] for name in names])
+    begin = np.clip(first, low + 1e-9, high - 1e-9)
     pattern = None if depends is None else np.vstack([depends, np.eye(len(names), dtype=bool)]).astype(int)
     found = least_squares(
-        cost, start, bounds=(low, high), max_nfev=evaluations, x_scale=np.maximum(spread, 1e-3), jac_sparsity=pattern
+        cost, begin, bounds=(low, high), max_nfev=evaluations, x_scale=np.maximum(spread, 1e-3), jac_sparsity=pattern
     )
-    return Calibration(dict(zip(names, np.exp(found.x).tolist(), strict=True)), errors(found.x))
+    return Calibration(
+        dict(zip(names, np.exp(found.x).tolist(), strict=True)),
+        errors(found.x),
+        dict(zip(names, _told(found.jac).tolist(), strict=True)),
+    )
+
+
+def _told(jacobian: Any) -> Floats:
+    """Standard deviations of the constants, as factors, from the slopes of the cost's terms at the fit."""
+    slopes = np.asarray(jacobian.toarray() if issparse(jacobian) else jacobian)
+    return np.exp(np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes))))

@@ -1,12 +1,14 @@
 """From times of blocks to the time of a step.
 
     S1  stage        F, B = sums over its blocks;  T = F + B + microbatch_s + send_exposed * 2 v c
-    S2  pipeline     m max T + (sum T - max T) / v + (p - 1) * 2 c                          1F1B, interleaved v times
+    S2  pipeline     m t + (sum T - max T) / v + (p - 1) * 2 c                              1F1B, interleaved v times
+                     t = max T; with v = 1 at least (sum of T_k + 2 (p - 1 - s) c) / (p - s) over k >= s, any s
                      E2 of `costmodel.pipeline` for GPipe; other schedules are simulated (`scheduled`)
     S3  gradients    reduction of a stage's gradients over dp (and cp), less what of it runs beside the last backward
     S4  step         (S2 + max over stages of (S3 + update) + step_s) * slowdown * (1 + skew log2 nodes)
 
-S2 is exact for equal stages and free sends; `c` is one send of an activation (a gradient is as large).
+S2 is exact for equal stages and free sends; the bound on t is a microbatch's way from stage s to the last and back, of
+which 1F1B has p - s under way at once. `c` is one send of an activation (a gradient is as large).
 """
 
 import math
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from costmodel.device_kind import DeviceKind
 from costmodel.pipeline import gpipe_time_s
 from costmodel.stack import Stack
+from planner.strategy.layer_table import MeasuredStage
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
 from planner.strategy.scheduled import CLOSED, homes, pipeline_s, stage_blocks
@@ -71,20 +74,23 @@ def step_time(
     strategy: Strategy,
     stack: Stack,
     microbatches: int,
+    measured: Sequence[MeasuredStage | None] | None = None,
 ) -> StepTime:
     """A step of `microbatches` microbatches.
 
     Args:
         parts: blocks by class of each part that the schedule runs.
         times, kinds: of each stage.
+        measured: of each stage, where its layers were: in place of `times`.
     """
     stages = stage_blocks(parts, strategy)
     send_s = _send_s(work, links, strategy)
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
-        alike = (tuple(blocks.items()), kinds[s].name, s in (0, len(stages) - 1))
+        own = measured[s] if measured is not None else None
+        alike = (tuple(blocks.items()), kinds[s].name, s in (0, len(stages) - 1), own)
         if alike not in known:
-            known[alike] = _stage_time(work, s, blocks, times[s], kinds[s], links, strategy, stack, send_s)
+            known[alike] = _stage_time(work, s, blocks, times[s], kinds[s], links, strategy, stack, send_s, own)
         rows.append(known[alike])
     exposed = stack.send_exposed * 2.0 * strategy.interleave * send_s if len(stages) > 1 else 0.0
     each = [row.microbatch_s + stack.microbatch_s + exposed for row in rows]
@@ -96,7 +102,9 @@ def step_time(
     elif strategy.schedule not in CLOSED:
         whole_s = _simulated_s(parts, rows, times, strategy, stack, m, send_s)
     else:
-        whole_s = m * max(each) + (sum(each) - max(each)) / v + (p - 1) * 2.0 * send_s
+        around = [row.microbatch_s + stack.microbatch_s for row in rows]
+        ways = [(sum(around[s:]) + 2.0 * (p - 1 - s) * send_s) / (p - s) for s in range(p)] if v == 1 else []
+        whole_s = m * max([*each, *ways]) + (sum(each) - max(each)) / v + (p - 1) * 2.0 * send_s
     slowest = max(range(p), key=lambda s: each[s])
     ends = [row.exposed_s + row.update_s for row in rows]
     last = max(range(p), key=lambda s: ends[s])
@@ -170,10 +178,13 @@ def _stage_time(
     strategy: Strategy,
     stack: Stack,
     send_s: float,
+    measured: MeasuredStage | None = None,
 ) -> StageTime:
     forward = sum(n * times[key].forward_s for key, n in blocks.items())
     backward = sum(n * times[key].backward_s for key, n in blocks.items())
     comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.items())
+    if measured is not None:  # what collectives take of it is not told apart
+        forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
     owned = held(work.leaves, blocks)  # type: ignore[arg-type]
     weights = gradients = updated = moved = starts = 0.0
     for leaf, elements in owned:
@@ -191,6 +202,8 @@ def _stage_time(
         starts = max(1.0, math.ceil(gradients / strategy.bucket_bytes))
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency
     update_s = moved / bandwidth
+    if measured is not None and measured.update_s is not None:
+        update_s = measured.update_s / (strategy.dp if strategy.zero else 1)
     gather_s = reduce_s = 0.0
     if strategy.zero == 3:
         one_way = links.seconds("all_gather", "dp", weights, starts)

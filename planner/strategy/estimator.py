@@ -1,6 +1,6 @@
 """Estimates of strategies on one cluster: everything that does not change from one to the next is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.cluster import Cluster
@@ -10,6 +10,7 @@ from costmodel.stack import Stack
 from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
+from planner.strategy.layer_table import LayerTable, MeasuredStage
 from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
 from planner.strategy.pricing import ClassTimes, class_times
@@ -27,12 +28,14 @@ class StrategyEstimator:
 
     Args:
         facts: what was measured, by device kind name; the cluster's own figures where nothing is.
+        layers: measured layer times of the model on one of the kinds.
     """
 
     model: CapturedModel
     cluster: Cluster
     stack: Stack
     facts: Mapping[str, Facts] = field(default_factory=dict)
+    layers: LayerTable | None = None
     _links: dict[_LinksKey, AxisLinks] = field(default_factory=dict)
     _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
 
@@ -51,7 +54,8 @@ class StrategyEstimator:
             raise InputError("MP185", message, f"nearest are {max(1, count) * each} and {(count + 1) * each}")
         return count
 
-    def _facts(self, kind: DeviceKind) -> Facts:
+    def facts_of(self, kind: DeviceKind) -> Facts:
+        """What is known of a kind: measured, or the cluster's own figures."""
         return self.facts.get(kind.name) or Facts(kind)
 
     def links(self, strategy: Strategy) -> AxisLinks:
@@ -62,7 +66,7 @@ class StrategyEstimator:
 
     def kinds(self, strategy: Strategy) -> list[DeviceKind]:
         """The device kind of each stage: of the slowest devices, where it has several."""
-        groups = {g.name: self._facts(g.device).kind for g in self.cluster.groups}
+        groups = {g.name: self.facts_of(g.device).kind for g in self.cluster.groups}
         if len(groups) == 1:
             return [next(iter(groups.values()))] * strategy.pp
         order = list(reversed(strategy.rank_order.split("-")))
@@ -98,17 +102,27 @@ class StrategyEstimator:
         """Time of a step."""
         count = self.microbatches(strategy, global_batch)
         kinds = self.kinds(strategy)
-        works = {kind.name: self.model.work(self._facts(kind), strategy) for kind in kinds}
+        works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind in kinds}
         work = works[kinds[0].name]
         times = [self.times(works[kind.name], strategy, kind) for kind in kinds]
         parts = parts_of(work, strategy)
-        return step_time(work, parts, times, kinds, self.links(strategy), strategy, self.stack, count)
+        measured = self.measured(work, strategy, kinds)
+        return step_time(work, parts, times, kinds, self.links(strategy), strategy, self.stack, count, measured)
+
+    def measured(
+        self, work: Work, strategy: Strategy, kinds: Sequence[DeviceKind]
+    ) -> list[MeasuredStage | None] | None:
+        """Measured times of each stage; None for those of a kind that was not measured."""
+        if self.layers is None:
+            return None
+        found = self.layers.stages(work, strategy)
+        return [one if kind.name == self.layers.kind else None for one, kind in zip(found, kinds, strict=True)]
 
     def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
         """Memory of every stage."""
         count = self.microbatches(strategy, global_batch)
         kinds = self.kinds(strategy)
-        work = self.model.work(self._facts(kinds[0]), strategy)
+        work = self.model.work(self.facts_of(kinds[0]), strategy)
         parts = parts_of(work, strategy)
         flying = microbatches_held(work, parts, strategy, count)
         return tuple(

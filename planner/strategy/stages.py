@@ -16,21 +16,11 @@ def parts_of(work: Work, strategy: Strategy) -> list[Counter[str]]:
     Raises:
         InputError: MP184 if there are fewer layers than parts, or the partition counts other layers than the model's.
     """
-    count = parts_count(strategy)
-    layered = [i for i, key in enumerate(work.order) if work.classes[key].layered]
+    layered = _layered(work)
+    sizes = layers_of_parts(work, strategy)
+    count = len(sizes)
     if count == 1:
         return [Counter(work.order)]
-    sizes = strategy.partition
-    if sizes is None:
-        if len(layered) < count:
-            message = f"{count} parts (pp={strategy.pp}, {count // strategy.pp} a stage), {len(layered)} layers"
-            raise InputError("MP184", message, "lower pp or interleave")
-        sizes = equal_parts(len(layered), count)
-    if len(sizes) != count:
-        raise InputError("MP184", f"the partition names {len(sizes)} parts, the schedule runs {count}", "")
-    if sum(sizes) != len(layered):
-        message = f"the partition has {sum(sizes)} layers, the model {len(layered)}"
-        raise InputError("MP184", message, "name each layer once")
     parts, at = [], 0
     for i in range(count):
         last = i == len(sizes) - 1
@@ -38,6 +28,34 @@ def parts_of(work: Work, strategy: Strategy) -> list[Counter[str]]:
         parts.append(Counter(work.order[at:end]))
         at = end
     return parts
+
+
+def layers_of_parts(work: Work, strategy: Strategy) -> tuple[int, ...]:
+    """Layers of each part.
+
+    Raises:
+        InputError: as `parts_of`.
+    """
+    count, layers = parts_count(strategy), len(_layered(work))
+    if count == 1:
+        return (layers,)
+    sizes = strategy.partition
+    if sizes is None:
+        if layers < count:
+            message = f"{count} parts (pp={strategy.pp}, {count // strategy.pp} a stage), {layers} layers"
+            raise InputError("MP184", message, "lower pp or interleave")
+        sizes = equal_parts(layers, count)
+    if len(sizes) != count:
+        raise InputError("MP184", f"the partition names {len(sizes)} parts, the schedule runs {count}", "")
+    if sum(sizes) != layers:
+        message = f"the partition has {sum(sizes)} layers, the model {layers}"
+        raise InputError("MP184", message, "name each layer once")
+    return sizes
+
+
+def _layered(work: Work) -> list[int]:
+    """Positions of the layers among the model's blocks."""
+    return [i for i, key in enumerate(work.order) if work.classes[key].layered]
 
 
 def _end(layered: list[int], layers: int, at: int) -> int:

@@ -16,7 +16,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 MatmulDtype = Literal["float8", "int8"]
 
 _WORDS = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
-_SHORT = {"mbs": "microbatch", "vpp": "interleave", "vp": "interleave", "recompute": "remat"}
+SHORT_NAMES = {"mbs": "microbatch", "vpp": "interleave", "vp": "interleave", "recompute": "remat"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def parse_strategy(given: "str | Mapping[str, Any] | Strategy") -> Strategy:
     known = {f.name for f in fields(Strategy)}
     values = {}
     for key, value in items.items():
-        name = _SHORT.get(str(key), str(key))
+        name = SHORT_NAMES.get(str(key), str(key))
         if name not in known:
             hint = suggestion(str(key), tuple(sorted(known)), "a strategy has")
             raise InputError("MP180", f"unknown field {key!r} in the strategy", hint)

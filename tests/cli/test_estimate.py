@@ -63,3 +63,44 @@ def test_bad_strategies_are_usage_errors(estimate, text, code):
 def test_stacks_are_listed(call):
     done = call("estimate", "--list-stacks")
     assert done.code == 0 and done.out.startswith("compiled: assumed constants")
+
+
+RUNS = "dp,tp,microbatch,global_batch,step_time_s\n8,1,4,64,.4\n4,2,4,64,.5\n2,4,4,64,.6\n8,1,8,64,.4\n8,1,2,64,.45\n"
+
+
+def test_a_stack_calibrated_to_measured_runs_is_used(estimate, call, tmp_path):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    fit = ("profile", "calibrate", "runs.csv", "--model", MODEL, "--cluster", "c.toml", "-o", "mine.toml")
+    done = call(*fit)
+    assert done.code == 0 and "5 runs of runs.csv" in done.out and "wrote mine.toml" in done.err
+    plain, mine = (
+        json.loads(estimate("--strategy", "dp=8,microbatch=4", "--json", *more).out)
+        for more in ((), ("--stack", "mine.toml"))
+    )
+    assert mine["stack"] == "mine" and abs(mine["step_time_s"] - 0.4) < abs(plain["step_time_s"] - 0.4) / 3
+    entry = json.loads(call(*fit, "--json").out)
+    assert entry["improved"] and len(entry["runs"]) == 5
+
+
+def test_bad_runs_write_nothing(call, tmp_path, estimate):
+    (tmp_path / "runs.csv").write_text(RUNS.replace(".45", "none"))
+    fit = ("profile", "calibrate", "runs.csv", "--model", MODEL, "--cluster", "c.toml")
+    done = call(*fit, "-o", "mine.toml")
+    assert done.code == 2 and "error MP186: runs.csv, line 6" in done.err and not (tmp_path / "mine.toml").exists()
+    assert call(*fit).code == 2
+    assert "MP188" in call("profile", "calibrate", "no.csv", *fit[3:], "-o", "mine.toml").err
+
+
+def test_an_imported_table_of_layer_times_is_used(estimate, call, tmp_path):
+    rows = [f"{model},{size},{i},{size * 0.001},{size * 0.002}" for model in "mn" for size in (1, 4) for i in range(6)]
+    (tmp_path / "t.csv").write_text("\n".join(["model,micro_batch_seqs,layer,forward_s,backward_s", *rows]) + "\n")
+    assert call("profile", "import", "t.csv", "--model", "m", "--device", "A100-SXM4-80GB", "-o", "t.json").code == 0
+    found = json.loads(
+        estimate("--strategy", "microbatch=4", "--profile", "t.json", "--layer-model", "m", "--json").out
+    )
+    assert found["provenance"]["compute"] == "measured"
+    assert found["breakdown"]["compute_s"] == pytest.approx(16 * 6 * 0.012)
+    refused = estimate("--strategy", "cp=2,microbatch=1", "--profile", "t.json")
+    assert refused.code == 2 and "error MP189" in refused.err
+    unknown = estimate("--strategy", "microbatch=1", "--profile", "t.json", "--layer-model", "o")
+    assert unknown.code == 4 and "MP311" in unknown.err

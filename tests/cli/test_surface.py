@@ -54,9 +54,9 @@ def test_every_option_has_help(path):
 
 def test_public_names_of_the_library():
     assert sorted(planner.__all__) == [
-        "Estimate", "Estimator", "Plan", "TrainingTask", "capture_record", "compile_plan", "estimate", "explain",
-        "load_cluster", "load_plan", "load_task", "models", "plan", "reference", "save_plan", "simulate",
-        "synthesize_schedule", "validate",
+        "Calibrated", "Estimate", "Estimator", "Plan", "TrainingTask", "calibrate", "capture_record", "compile_plan",
+        "estimate", "explain", "load_cluster", "load_plan", "load_task", "models", "plan", "reference",
+        "save_plan", "simulate", "synthesize_schedule", "validate",
     ]  # fmt: skip
     assert set(planner.__all__) <= set(dir(planner))
     with pytest.raises(AttributeError, match="no attribute 'plann'"):
