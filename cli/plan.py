@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     help="Pipeline schedule; auto: the best of all and of those made for the plan. Default: the best of the usual.",
 )
 @click.option("--stages", type=COUNT, help="Pin the number of pipeline stages.")
+@click.option(
+    "--strategy",
+    metavar="TEXT",
+    help="Plan this configuration: dp=8,tp=4,pp=2,microbatch=1; the rest is solved.",
+)
 @click.option("--name", help="Name of the plan. Default: made of model and cluster.")
 @click.option("--no-baselines", is_flag=True, help="Skip the hand-written configurations to compare with.")
 def command(
@@ -46,6 +51,7 @@ def command(
     microbatch: int | None,
     schedule: str | None,
     stages: int | None,
+    strategy: str | None,
     name: str | None,
     no_baselines: bool,
 ) -> int:
@@ -77,6 +83,7 @@ def command(
             microbatch=microbatch,
             schedule=schedule,
             stages=stages,
+            strategy=strategy,
             baselines=not no_baselines,
             name=name,
             sequence=seq,

@@ -28,6 +28,8 @@ from planner.profile_facts import coverage_findings, facts_of_kinds, with_measur
 from planner.search.baselines import Baseline, baselines
 from planner.search.joint import Request, microbatch_sizes, search
 from planner.search.pinned import StagePin
+from planner.strategy.pinned import pins_of
+from planner.strategy.strategy import AnyStrategy, parse_strategy
 from profiles.schema import Profile
 from profiles.store import profile_id
 
@@ -51,6 +53,7 @@ def plan(
     schedule: str | None = None,
     stages: int | None = None,
     pins: tuple[StagePin, ...] | None = None,
+    strategy: AnyStrategy | None = None,
     baselines: bool = True,
     name: str | None = None,
     sequence: int | None = None,
@@ -67,6 +70,8 @@ def plan(
         schedule: a name (`planner.arguments.SCHEDULES`), ``auto`` for the best of all and of those made for the
             plan's own times; None for the best of 1f1b, gpipe, hetero-1f1b and zb-h1, which takes less time to find.
         stages: fixes the number of pipeline stages; `pins` fixes devices and blocks of each.
+        strategy: the configuration to plan, as `planner.estimate` takes it (``dp=8,tp=4,pp=2,microbatch=1,zero=1``):
+            degrees, storage, remat and schedule are fixed, what they leave open is solved.
         baselines: also score hand-written configurations.
         progress: called with (what is being done, done, total).
 
@@ -85,6 +90,14 @@ def plan(
     stages, pins = given.optional_count("stages", stages), given.require_pins(pins, call)
     name, sequence = given.require_text("name", name), given.optional_count("sequence", sequence)
     target = given.require_cluster(cluster, call)
+    named = None
+    if strategy is not None:
+        given.require_alone(
+            "strategy", {"microbatch": microbatch, "schedule": schedule, "stages": stages, "pins": pins}
+        )
+        named = pins_of(parse_strategy(strategy), target)
+        pins, microbatch, schedule = named.stages, named.microbatch, named.schedule
+        given.require_microbatch(microbatch, global_batch)
     measured = given.require_profile(profile, call)
     if not isinstance(model, str) and sequence is not None:
         message = f"sequence={sequence} was given with a task, whose sequence length is that of its batch"
@@ -113,6 +126,8 @@ def plan(
         stages=stages,
         pins=pins,
         one_group=task.state is not None,
+        restrict=named.restrict if named is not None else None,
+        remats=(named.remat,) if named is not None else ("none", "full"),
     )
     result = search(request, say)
     if measured is not None:

@@ -5,6 +5,7 @@ read from the file, and says otherwise what was given, what is legal and how the
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,13 @@ LARGEST, LARGEST_BATCH = (1 << 63) - 1, 100_000_000
 
 SCHEDULES = ("auto", *(name for name in FAMILIES if name != "sequence-chunks"))
 """What can be asked for. A plan has the times of whole microbatches, not of slices of their sequences."""
+
+
+def require_alone(name: str, others: Mapping[str, object]) -> None:
+    """Raises InputError (MP163) where another argument would fix what `name` fixes."""
+    for other, value in others.items():
+        if value is not None:
+            raise InputError("MP163", f"{name} and {other} were both given", f"{name} says it all: leave {other} out")
 
 
 def require_plan(value: object, call: str) -> Plan:

@@ -27,12 +27,11 @@ from planner.strategy.compose import StepTime
 from planner.strategy.estimator import StrategyEstimator
 from planner.strategy.layer_table import LayerTable
 from planner.strategy.memory import StageMemory, worst
-from planner.strategy.strategy import Strategy, parse_strategy
+from planner.strategy.strategy import AnyStrategy, Strategy, parse_strategy
 from profiles.block_table import layer_model, layer_models
 from profiles.constants import COMPILED, Constants, find_stack
 from profiles.schema import Profile
 
-AnyStrategy = str | Mapping[str, Any] | Strategy
 _STACK = "stack"
 
 

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from costmodel.units import format_bytes, format_seconds
+from planner.compile_check import CompiledGroup
 from planner.estimating import Estimate
 from planner.report.table import format_table
 from planner.strategy.memory import StageMemory
 from planner.strategy.strategy import Strategy
 
-HEADINGS = ("Step", "Memory of each device", "Strategies, fastest first")
+HEADINGS = ("Step", "Memory of each device", "Compiled", "Strategies, fastest first")
 
 _PARTS = {
     "compute_s": "compute of the slowest stage, what is recomputed included",
@@ -23,15 +24,17 @@ _PARTS = {
 }
 
 
-def render_estimate(estimate: Estimate) -> str:
-    """The whole estimate of one strategy."""
+def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> str:
+    """The whole estimate of one strategy, and what compilers say of its plan where they were asked."""
     parts = ["\n".join(_head(estimate)), f"Step\n{_breakdown(estimate)}", f"Memory of each device\n{_memory(estimate)}"]
+    if compiled:
+        parts.append(f"Compiled\n{_compiled(compiled)}")
     sources = ", ".join(f"{name} {source}" for name, source in estimate.provenance.items())
     return "\n\n".join([*parts, f"figures: {sources}; stack: {estimate.stack}"]) + "\n"
 
 
-def render_comparison(estimates: Sequence[Estimate]) -> str:
-    """Several strategies, the fastest that fits first."""
+def render_comparison(estimates: Sequence[Estimate], compiled: Sequence[Sequence[CompiledGroup]] = ()) -> str:
+    """Several strategies, the fastest that fits first; then what compilers say of each, in the order given."""
     rows = []
     for one in sorted(estimates, key=lambda e: (not e.fits, e.step_time_s)):
         rows.append(
@@ -45,7 +48,12 @@ def render_comparison(estimates: Sequence[Estimate]) -> str:
             )
         )
     table = format_table(("strategy", "step", "MFU", "per device", "peak memory", "fits"), rows, right=(1, 2, 3, 4))
-    return f"Strategies, fastest first\n{table}\n"
+    asked = "".join(
+        f"\nCompiled: {strategy_words(one.strategy)}\n{_compiled(groups)}\n"
+        for one, groups in zip(estimates, compiled, strict=False)
+        if groups
+    )
+    return f"Strategies, fastest first\n{table}\n{asked}"
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -58,8 +66,9 @@ def strategy_words(strategy: Strategy) -> str:
     return ",".join(words)
 
 
-def document(estimate: Estimate) -> dict[str, Any]:
-    """The estimate as one JSON document."""
+def document(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> dict[str, Any]:
+    """The estimate as one JSON document, with compilers' figures where they were asked."""
+    asked = {"compiled": [_compiled_document(group) for group in compiled]} if compiled else {}
     return {
         "strategy": dataclasses.asdict(estimate.strategy),
         "global_batch": estimate.global_batch,
@@ -76,7 +85,49 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "mfu": estimate.mfu,
         "stack": estimate.stack,
         "provenance": estimate.provenance,
+        **asked,
     }
+
+
+def _compiled_document(group: CompiledGroup) -> dict[str, Any]:
+    return {
+        "stage": group.stage,
+        "group": group.group,
+        "kind": group.kind,
+        "compiler": group.platform,
+        "substitute": group.substitute,
+        "planned_bytes": group.planned_bytes,
+        "compiled_bytes": group.memory_bytes,
+        "outside_bytes": group.outside_bytes,
+        "limit_bytes": group.limit_bytes,
+        "planned_collectives": {name: moved.bytes for name, moved in group.planned_collectives.items()},
+        "compiled_collectives": None
+        if group.compiled_collectives is None
+        else {name: moved.bytes for name, moved in group.compiled_collectives.items()},
+        "failures": [failure.message for failure in group.failures],
+    }
+
+
+def _compiled(groups: Sequence[CompiledGroup]) -> str:
+    """What a device takes as planned and as compiled, and the bytes that collectives move in a step."""
+    rows = []
+    for group in groups:
+        found, moved = group.memory_bytes, group.compiled_collectives
+        planned = sum(one.bytes for one in group.planned_collectives.values())
+        why = group.failures[0].message if group.failures else "unknown"
+        rows.append(
+            (
+                str(group.stage),
+                group.kind if not group.substitute else f"{group.kind} (by the CPU's compiler)",
+                format_bytes(group.planned_bytes),
+                format_bytes(found) if found is not None else why,
+                f"{100 * group.deviation:+.1f}%" if group.deviation is not None else "",
+                format_bytes(planned),
+                format_bytes(sum(one.bytes for one in moved.values())) if moved is not None else "unknown",
+            )
+        )
+    header = ("stage", "kind", "planned", "compiled", "off by", "moved, planned", "moved, compiled")
+    return format_table(header, rows, right=(2, 3, 4, 5, 6))
 
 
 def _stage_document(stage: StageMemory) -> dict[str, Any]:

@@ -124,13 +124,14 @@ class Candidates:
     Args:
         graph_of: the model graph at a microbatch size.
         facts: by device kind name.
-        restrict: narrows every problem (a user's or a baseline's pins).
+        restrict: narrows every problem (a user's or a baseline's pins); remats: which are tried.
     """
 
     cluster: Cluster
     graph_of: Callable[[int], ModelGraph]
     facts: Mapping[str, Facts]
     restrict: Restrict | None = None
+    remats: tuple[Remat, ...] = ("none", "full")
     solved: int = 0
     limit_fired: bool = False
     _spaces: dict[tuple[object, ...], ModelSpace] = field(default_factory=dict)
@@ -347,8 +348,8 @@ class Candidates:
             of_interest_s: decisions whose bound exceeds this are left out.
         """
         found = []
-        for remat in ("none", "full"):
-            setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)  # type: ignore[arg-type]
+        for remat in self.remats:
+            setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)
             decision = self.decide(pool, mesh, microbatch, setting, share=share, of_interest_s=of_interest_s)
             if decision is None:
                 continue

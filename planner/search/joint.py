@@ -25,7 +25,17 @@ from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
 from planner.planfile.schema import Certificate
 from planner.search.bounds import certificate
-from planner.search.candidates import FINAL, Candidates, Facts, footprint, meshes, pool_devices, stage_sizes
+from planner.search.candidates import (
+    FINAL,
+    Candidates,
+    Facts,
+    Remat,
+    Restrict,
+    footprint,
+    meshes,
+    pool_devices,
+    stage_sizes,
+)
 from planner.search.infeasible import explain_miss
 from planner.search.inter_op import plan_stages
 from planner.search.layout import GroupChoice, Layout, StageChoice
@@ -66,6 +76,7 @@ class Request:
         sizes: microbatch sizes to try, largest first.
         schedule: a name, ``auto`` for the best of all and of those made for the layout, None for the best of the usual.
         stages, pins: what the user fixed.
+        restrict, remats: what a strategy leaves of the space.
         one_group: carried state goes from microbatch to microbatch, so one group runs all of a stage's.
     """
 
@@ -77,6 +88,8 @@ class Request:
     schedule: str | None = None
     stages: int | None = None
     pins: tuple[StagePin, ...] | None = None
+    restrict: Restrict | None = None
+    remats: tuple[Remat, ...] = ("none", "full")
     one_group: bool = False
 
 
@@ -128,7 +141,9 @@ class _Search:
 
     def __post_init__(self) -> None:
         r = self.request
-        self.candidates = Candidates(cluster=r.cluster, graph_of=r.graph_of, facts=r.facts)
+        self.candidates = Candidates(
+            cluster=r.cluster, graph_of=r.graph_of, facts=r.facts, restrict=r.restrict, remats=r.remats
+        )
         self.pools = [g for g in r.cluster.groups if pool_devices(r.cluster, g.name)]
         self.counts = [len(pool_devices(r.cluster, g.name)) for g in self.pools]
         self.first = r.graph_of(r.sizes[0])

@@ -1,6 +1,7 @@
 """From times of blocks to the time of a step.
 
-    S1  stage        F, B = sums over its blocks;  T = F + B + microbatch_s + send_exposed * 2 v c
+    S1  stage        F, B = sums over its blocks, B with adding up gradients (read, read and written);
+                     T = F + B + microbatch_s + send_exposed * 2 v c
     S2  pipeline     m t + (sum T - max T) / v + (p - 1) * 2 c                              1F1B, interleaved v times
                      t = max T; with v = 1 at least (sum of T_k + 2 (p - 1 - s) c) / (p - s) over k >= s, any s
                      E2 of `costmodel.pipeline` for GPipe; other schedules are simulated (`scheduled`)
@@ -85,12 +86,13 @@ def step_time(
     """
     stages = stage_blocks(parts, strategy)
     send_s = _send_s(work, links, strategy)
+    adds = microbatches > 1 or strategy.pp > 1  # a microbatch's gradient to those before it
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
         own = measured[s] if measured is not None else None
         alike = (tuple(blocks.items()), kinds[s].name, s in (0, len(stages) - 1), own)
         if alike not in known:
-            known[alike] = _stage_time(work, s, blocks, times[s], kinds[s], links, strategy, stack, send_s, own)
+            known[alike] = _stage_time(work, s, blocks, times[s], kinds[s], links, strategy, stack, send_s, adds, own)
         rows.append(known[alike])
     exposed = stack.send_exposed * 2.0 * strategy.interleave * send_s if len(stages) > 1 else 0.0
     each = [row.microbatch_s + stack.microbatch_s + exposed for row in rows]
@@ -178,6 +180,7 @@ def _stage_time(
     strategy: Strategy,
     stack: Stack,
     send_s: float,
+    accumulates: bool,
     measured: MeasuredStage | None = None,
 ) -> StageTime:
     forward = sum(n * times[key].forward_s for key, n in blocks.items())
@@ -202,6 +205,8 @@ def _stage_time(
         starts = max(1.0, math.ceil(gradients / strategy.bucket_bytes))
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency
     update_s = moved / bandwidth
+    if accumulates and measured is None:
+        backward += 3.0 * gradients / (strategy.dp if strategy.zero >= 2 else 1) / bandwidth
     if measured is not None and measured.update_s is not None:
         update_s = measured.update_s / (strategy.dp if strategy.zero else 1)
     gather_s = reduce_s = 0.0

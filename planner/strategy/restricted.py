@@ -45,9 +45,15 @@ def choose(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool) -> tuple[int
     return solution.choice
 
 
-def restricted(space: ModelSpace, problem: IntraOpProblem, roles: tuple[Role, ...], *, sp: bool) -> IntraOpProblem:
-    """The problem with the options left that the roles allow; a node of which none is allowed is left free."""
-    allow = _Allowed(space, roles, sp)
+def restricted(
+    space: ModelSpace, problem: IntraOpProblem, roles: tuple[Role, ...], *, sp: bool, zero: int = 0
+) -> IntraOpProblem:
+    """The problem with the options left that the roles allow; a node of which none is allowed is left free.
+
+    Args:
+        zero: what of parameters' state axes of examples split (`planner.strategy.strategy.Strategy`).
+    """
+    allow = _Allowed(space, roles, sp, zero)
     nodes = []
     for node, priced in zip(space.nodes, problem.nodes, strict=True):
         keep = allow.of(node)
@@ -56,8 +62,8 @@ def restricted(space: ModelSpace, problem: IntraOpProblem, roles: tuple[Role, ..
 
 
 class _Allowed:
-    def __init__(self, space: ModelSpace, roles: tuple[Role, ...], sp: bool):
-        self.space, self.roles, self.sp = space, roles, sp
+    def __init__(self, space: ModelSpace, roles: tuple[Role, ...], sp: bool, zero: int):
+        self.space, self.roles, self.sp, self.zero = space, roles, sp, zero
         self.batch, self.sequence = batch_dims(space.graph), sequence_dims(space.graph)
         self.streams = {
             cls.tensors[cls.inputs[i]].shape
@@ -123,14 +129,16 @@ class _Allowed:
         return split == self.sp or not sequence
 
     def _storage(self, node: ParameterNode, storage: Storage) -> bool:
-        if not storage.value == storage.gradient == storage.optimizer:
-            return False
         matrix = len(node.tensor.shape) > 1
-        for axis, (code, role) in enumerate(zip(storage.value, self.roles, strict=True)):
+        codes = zip(storage.value, storage.gradient, storage.optimizer, self.roles, strict=True)
+        for axis, (code, gradient, optimizer, role) in enumerate(codes):
             if role != "model":
-                if code != REPLICATED:
+                split = tuple(c != REPLICATED for c in (optimizer, gradient, code))
+                if split != tuple(role == "batch" and self.zero >= stage for stage in (1, 2, 3)):
                     return False
                 continue
+            if not code == gradient == optimizer:
+                return False
             size, shape = self.space.mesh[axis], node.tensor.shape
             named = split_dim(node.names[0], shape)
             if named is not None and shape[named] % size == 0:

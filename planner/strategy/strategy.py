@@ -73,6 +73,9 @@ class Strategy:
         return check_strategy(replace(self, **changes))
 
 
+AnyStrategy = str | Mapping[str, Any] | Strategy
+"""What `parse_strategy` reads."""
+
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "microbatch", "interleave")
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "remat": get_args(RematPolicy),
@@ -84,7 +87,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 _FLAGS = ("sp", "overlap_gradients", "overlap_parameters", "overlap_tensor", "scatter_gather")
 
 
-def parse_strategy(given: "str | Mapping[str, Any] | Strategy") -> Strategy:
+def parse_strategy(given: AnyStrategy) -> Strategy:
     """A strategy from text such as ``dp=8,tp=8,pp=12,microbatch=1,zero=1,sp=on``, a mapping of the same, or itself.
 
     ``partition`` is written ``partition=10+10+12``.

@@ -1,0 +1,93 @@
+"""A strategy as pins of the search: the plan that it names, to be explained, compiled and run like any other."""
+
+import math
+from dataclasses import dataclass
+
+from costmodel.cluster import Cluster
+from costmodel.errors import InputError
+from planner.search.candidates import Remat, Restrict, pool_devices
+from planner.search.pinned import GroupPin, StagePin
+from planner.search.problem import IntraOpProblem
+from planner.space.model_space import ModelSpace
+from planner.strategy.restricted import Role, restricted
+from planner.strategy.strategy import Strategy
+
+_NOT_PLANNED = {
+    "attention": "graph",
+    "matmul_dtype": None,
+    "gradient_dtype": None,
+    "bucket_bytes": None,
+    "scatter_gather": False,
+    "rank_order": "tp-cp-dp-pp",
+    "overlap_gradients": False,
+    "overlap_parameters": False,
+    "overlap_tensor": False,
+    "partition": None,
+}
+"""Fields that say what a framework does, not what a plan decides; a plan cuts stages where they are balanced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyPins:
+    """What a strategy leaves to the search.
+
+    Attributes:
+        microbatch: examples of one microbatch of all replicas together.
+    """
+
+    stages: tuple[StagePin, ...]
+    restrict: Restrict
+    remat: Remat
+    microbatch: int
+    schedule: str
+
+
+def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
+    """The search that is left of a strategy on a cluster.
+
+    Raises:
+        InputError: MP180 for what a plan does not decide, MP183 where the cluster has too few devices.
+    """
+    for name, plain in _NOT_PLANNED.items():
+        value = getattr(strategy, name)
+        if value != plain:
+            message = f"{name}={value}: a plan runs the captured program, and this is not its to decide"
+            raise InputError("MP180", message, "leave it out; `meshplan estimate` predicts it")
+    if strategy.remat == "selective":
+        message = "remat=selective: a plan recomputes whole layers or nothing"
+        raise InputError("MP180", message, "wrap attention in jax.checkpoint, which plans respect")
+    if strategy.interleave > 2:
+        raise InputError("MP180", f"interleave={strategy.interleave}: plans know two parts a stage", "interleave=2")
+    named: tuple[tuple[int, Role], ...] = ((strategy.dp, "batch"), (strategy.cp, "context"), (strategy.tp, "model"))
+    axes = tuple((size, role) for size, role in named if size > 1)
+    if len(axes) > 2:
+        message = f"dp={strategy.dp}, cp={strategy.cp} and tp={strategy.tp}: a plan's stage has two axes at most"
+        raise InputError("MP180", message, "leave one of them at 1")
+    mesh, roles = tuple(size for size, _ in axes), tuple(role for _, role in axes)
+    sp, zero = strategy.sp, strategy.zero
+
+    def restrict(space: ModelSpace, problem: IntraOpProblem) -> IntraOpProblem:
+        return restricted(space, problem, roles, sp=sp, zero=zero)
+
+    return StrategyPins(
+        stages=_stages(strategy, cluster, mesh),
+        restrict=restrict,
+        remat="full" if strategy.remat == "full" else "none",
+        microbatch=strategy.microbatch * strategy.dp,
+        schedule="interleaved" if strategy.interleave > 1 else strategy.schedule,
+    )
+
+
+def _stages(strategy: Strategy, cluster: Cluster, mesh: tuple[int, ...]) -> tuple[StagePin, ...]:
+    """Stages on the cluster's groups in order; none stands on two groups."""
+    each = math.prod(mesh)
+    pins: list[StagePin] = []
+    for group in cluster.groups:
+        room = len(pool_devices(cluster, group.name)) // each
+        count = min(room, strategy.pp - len(pins))
+        pins += [StagePin(groups=(GroupPin(pool=group.name, devices=each, mesh=mesh),))] * count
+    if len(pins) < strategy.pp:
+        have = ", ".join(f"{g.name} {len(pool_devices(cluster, g.name))}" for g in cluster.groups)
+        message = f"{strategy.pp} stages of {each} devices do not fit the cluster's groups ({have})"
+        raise InputError("MP183", message, "lower a degree, or name a larger cluster")
+    return tuple(pins)

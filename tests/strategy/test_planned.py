@@ -1,0 +1,70 @@
+"""The plan that a strategy names, beside the estimate of it."""
+
+import pytest
+
+import planner
+from costmodel.cluster import parse_cluster
+from costmodel.errors import InputError
+from profiles.catalogue import load_catalogue
+
+GROUP = {"name": "a", "nodes": 1, "device": "A100-SXM4-80GB", "devices_per_node": 8}
+CLUSTER = parse_cluster({"name": "c", "group": [GROUP]}, load_catalogue())
+TASK = planner.load_task("gpt(hidden=1024,layers=4,heads=8,vocab=16384,seq=512)")
+
+
+def planned(strategy: str, batch: int = 64) -> planner.Plan:
+    return planner.plan(TASK, cluster=CLUSTER, global_batch=batch, strategy=strategy, baselines=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=8,microbatch=2",
+        "dp=8,microbatch=2,zero=1",
+        "dp=2,tp=4,microbatch=4,sp=on",
+        "dp=4,tp=2,microbatch=2,remat=full",
+    ],
+)
+def test_a_plan_of_one_stage_takes_what_the_estimate_says(text: str) -> None:
+    plan, estimate = planned(text), planner.estimate(TASK, CLUSTER, text, global_batch=64)
+    assert plan.prediction.step_time_s == pytest.approx(estimate.step_time_s, rel=0.06)
+    assert plan.prediction.peak_memory_bytes == pytest.approx(estimate.memory.peak_bytes, rel=0.2)
+
+
+def test_the_plan_has_the_strategy_s_devices_microbatches_and_schedule() -> None:
+    plan = planned("dp=2,tp=2,pp=2,microbatch=2,schedule=gpipe")
+    assert [[axis.size for axis in stage.groups[0].mesh] for stage in plan.stages] == [[2, 2], [2, 2]]
+    assert plan.microbatch_size == 4 and plan.microbatches == 16 and plan.schedule.name == "gpipe"
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_state_lies_as_zero_says(zero: int) -> None:
+    plan = planned(f"dp=8,microbatch=2,zero={zero}")
+    whole = planned("dp=8,microbatch=2").stages[0].groups[0].memory
+    memory = plan.stages[0].groups[0].memory
+    shares = {"parameters_bytes": zero >= 3, "gradients_bytes": zero >= 2, "optimizer_bytes": zero >= 1}
+    for name, split in shares.items():
+        share = getattr(memory, name) / getattr(whole, name)
+        assert share == pytest.approx(1 / 8 if split else 1.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("dp=8,microbatch=1,attention=flash", "MP180"),
+        ("dp=8,microbatch=1,remat=selective", "MP180"),
+        ("dp=2,tp=2,cp=2,microbatch=1", "MP180"),
+        ("dp=4,tp=4,microbatch=1", "MP183"),
+        ("dp=8,microbatch=3", "MP163"),
+    ],
+)
+def test_what_a_plan_does_not_decide_is_refused(text: str, code: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planned(text)
+    assert caught.value.code == code
+
+
+def test_a_strategy_says_it_all() -> None:
+    with pytest.raises(InputError) as caught:
+        planner.plan(TASK, cluster=CLUSTER, global_batch=64, strategy="dp=8,microbatch=1", stages=2)
+    assert caught.value.code == "MP163" and "stages" in caught.value.message
