@@ -36,6 +36,7 @@ class Case:
         group: configurations among which a planner would choose.
         fits: whether it ran, where that is known; memory_bytes: as it was measured, on the first stage alone where
             `first_stage_measured`.
+        layer_model: whose measured layer times the case is predicted from, where it is.
     """
 
     table: str
@@ -52,6 +53,7 @@ class Case:
     note: str = ""
     scored: bool = True
     first_stage_measured: bool = False
+    layer_model: str = ""
 
     @property
     def configuration(self) -> str:

@@ -140,23 +140,20 @@ def _simulated_s(
     microbatches: int,
     send_s: float,
 ) -> float:
-    """The pipeline under a schedule without a formula. What a stage gathers of its parameters, and the stack's time for
-    each microbatch, are spread evenly over the stage's parts."""
+    """The pipeline under a schedule without a formula. What a stage does beside its blocks (gathers of parameters,
+    adding up gradients), and the stack's time for each microbatch, are spread evenly over the stage's parts."""
     home = homes(strategy)
-    each = len(parts) // strategy.pp
-    forward, backward, weight = [], [], []
-    for part, blocks in enumerate(parts):
-        row, own = rows[home[part]], times[home[part]]
-        forward.append(_sum(blocks, {k: t.forward_s for k, t in own.items()}))
-        backward.append(_sum(blocks, {k: t.backward_s for k, t in own.items()}))
-        weight.append(_sum(blocks, {k: t.weight_s for k, t in own.items()}))
-        forward[-1] += (row.gather_s / 3.0 + stack.microbatch_s / 2.0) / each
-        backward[-1] += (2.0 * row.gather_s / 3.0 + stack.microbatch_s / 2.0) / each
+    forward = [sum(n * times[home[k]][key].forward_s for key, n in blocks.items()) for k, blocks in enumerate(parts)]
+    backward = [sum(n * times[home[k]][key].backward_s for key, n in blocks.items()) for k, blocks in enumerate(parts)]
+    weight = [sum(n * times[home[k]][key].weight_s for key, n in blocks.items()) for k, blocks in enumerate(parts)]
+    for stage, row in enumerate(rows):
+        own = [part for part in range(len(parts)) if home[part] == stage]
+        ahead = row.forward_s + stack.microbatch_s / 2.0 - sum(forward[part] for part in own)
+        behind = row.backward_s + stack.microbatch_s / 2.0 - sum(backward[part] for part in own)
+        for part in own:
+            forward[part] += ahead / len(own)
+            backward[part] += behind / len(own)
     return pipeline_s(strategy, microbatches, forward, backward, weight, send_s)
-
-
-def _sum(blocks: Counter[str], seconds: dict[str, float]) -> float:
-    return sum(count * seconds[key] for key, count in blocks.items())
 
 
 def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:

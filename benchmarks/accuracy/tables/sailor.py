@@ -74,7 +74,7 @@ def sailor(folder: Path) -> Iterator[Case]:
             measured_s=float(r["iteration_time_s"]),
             memory_bytes=float(r["max_memory_bytes"]),
             note=note,
-            key=model,
+            layer_model=model,
         )
 
 
@@ -96,7 +96,7 @@ class LayerPredictor:
 
     def _estimator(self, case: Case, stack: Stack) -> StrategyEstimator:
         one = self.plain.estimator(case, {}, stack)
-        one.layers = self.tables[case.key]
+        one.layers = self.tables[case.layer_model]
         return one
 
     def step_s(self, cases: Sequence[Case], values: Mapping[str, float]) -> np.ndarray:
@@ -142,7 +142,7 @@ def main(folder: Path) -> int:
         s, nodes = case.strategy, case.fabrics[0][1]
         time_words, memory_words = f"{100 * time_off[at]:+7.1f}%", f"{100 * memory_off[at]:+9.1f}%"
         print(
-            f"{case.row:3}  {case.key:11}  {nodes:5}  {s['pp']:2}  {s['dp']:2}  {s['microbatch']:3}"
+            f"{case.row:3}  {case.layer_model:11}  {nodes:5}  {s['pp']:2}  {s['dp']:2}  {s['microbatch']:3}"
             f"  {case.measured_s:6.3f} s  {time_words}  {memory[at] / 1e9:7.1f} GB  {memory_words}"
             + (f"  ({case.note})" if case.note else "")
         )
