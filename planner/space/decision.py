@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from costmodel.graph import Tensor
+from costmodel.graph import Op, Tensor
 from costmodel.sharding import (
     PARTIAL,
     REPLICATED,
@@ -333,7 +333,8 @@ class Decision:
     def kept_for_weights(self) -> dict[str, dict[tuple[str, Spec], float]]:
         """The same between B and W, where a schedule splits backwards: what W reads of what B had or recomputed, and
         the cotangents that weight gradients are made of. Recomputed, it is no less than what is kept without remat: W
-        reads results of the second run that the first would not have kept."""
+        reads results of the second run that the first would not have kept, in a user's remat region as under full
+        remat."""
         found: dict[str, dict[tuple[str, Spec], float]] = {}
         for key, cls in self.space.graph.classes.items():
             handed = handed_by(cls.ops, cls.tensors, self.space.derived[key], cls.outputs)
@@ -343,7 +344,8 @@ class Decision:
                 specs = specs_in_group(group, option)  # type: ignore[arg-type]
                 for op in group.ops:
                     kept = handed.get(op.name, Handed())
-                    for name in kept.names:
+                    again = self._made_again(key, op) if op.scope >= 0 else frozenset[str]()
+                    for name in kept.names | again:
                         own[name, specs[name]] = cls.tensors[name].bytes / split_factor(specs[name], self.space.mesh)
                     for name, alike in kept.cotangents:
                         split = tuple(max(code, REPLICATED) for code in specs[name])  # a pending sum's is whole
@@ -354,6 +356,11 @@ class Decision:
             rerun = self.setting.remat == "full" and sum(own.values()) < sum(whole.values())
             found[key] = whole if rerun else own
         return found
+
+    def _made_again(self, key: str, op: Op) -> frozenset[str]:
+        """Of an op in a user's remat region, what its backward pass reads and the region's second run makes."""
+        tensors, derived = self.space.graph.classes[key].tensors, self.space.derived[key]
+        return frozenset(n for n in op.saves if tensors[n].role != "param" and n not in derived)
 
     def _kept_inside(self, key: str) -> dict[tuple[str, Spec], float]:
         found: dict[tuple[str, Spec], float] = {}
