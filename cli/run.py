@@ -94,7 +94,7 @@ def command(
 
 def device_count(plan: "Plan") -> int:
     """Devices that a plan runs on."""
-    return sum(len(group.devices) for stage in plan.stages for group in stage.groups)
+    return len({device for stage in plan.stages for group in stage.groups for device in group.devices})
 
 
 def _prepare_devices(plan: "Plan", cluster: "Cluster | None", fake_devices: int | None) -> tuple[bool, str]:

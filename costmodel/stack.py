@@ -17,6 +17,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         host_launch_s: seconds of the host for each kernel; a pass over a block takes no less than its launches.
         traffic: bytes that memory-bound kernels move, over what they would move fused as XLA does.
         attention: time of the products inside fused attention (``flash``), over what products of their shape take.
+        misaligned_efficiency: share of their rate that 16-bit products reach whose k or n is no multiple of 8; None for
+            the device kind's own.
         start_s: what any collective takes beside its hops and bytes inside a node; None for the links' own.
         inter_start_s: the same of collectives that leave a node.
         tier_share, inter_share: achieved share of the bandwidth inside and between nodes; None for the links' own.
@@ -39,6 +41,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     host_launch_s: float = 0.0
     traffic: float = 1.0
     attention: float = 1.0
+    misaligned_efficiency: float | None = None
     start_s: float | None = None
     inter_start_s: float | None = None
     tier_share: float | None = None
@@ -60,7 +63,15 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     error: float = 0.2
 
 
-_SHARES = ("tier_share", "inter_share", "gradient_overlap", "parameter_overlap", "tensor_overlap", "send_exposed")
+_SHARES = (
+    "misaligned_efficiency",
+    "tier_share",
+    "inter_share",
+    "gradient_overlap",
+    "parameter_overlap",
+    "tensor_overlap",
+    "send_exposed",
+)
 
 
 def check_stack(stack: Stack, path: str, code: str = "MP182") -> None:

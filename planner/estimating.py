@@ -4,6 +4,7 @@ A model is captured once, and a cluster's links are worked out once; every furth
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,10 +182,9 @@ class Estimator:
     def _record(
         self, strategy: Strategy, batch: int, estimator: StrategyEstimator, step: StepTime, memory: MemoryEstimate
     ) -> Estimate:
-        kinds = estimator.kinds(strategy)
-        per_stage = strategy.devices // strategy.pp
-        dtype = self._captured.main_dtype
-        peak = per_stage * sum(peak_flops_per_s(dtype, kind, is_matmul=True).value for kind in kinds)
+        dtype, devices = self._captured.main_dtype, Counter(d.group for d in self._target.devices[: strategy.devices])
+        rates = {g.name: peak_flops_per_s(dtype, g.device, is_matmul=True).value for g in self._target.groups}
+        peak = sum(count * rates[name] for name, count in devices.items())
         stack, time_s = estimator.stack, step.step_s
         tokens = self._task.tokens_per_example
         wide = math.exp(stack.error)

@@ -8,7 +8,7 @@ An empty cell is the field's default.
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,9 @@ def given_runs(runs: Sequence[Mapping[str, Any]]) -> tuple[MeasuredRun, ...]:
         InputError: as `read_runs`, with the position of the run.
     """
     found = []
+    if isinstance(runs, Mapping) or not isinstance(runs, Iterable):
+        message = f"runs are a {type(runs).__name__}"
+        raise InputError("MP188", message, "give a table's path, or a list of mappings")
     for at, row in enumerate(runs):
         if not isinstance(row, Mapping):
             message = f"run {at} is a {type(row).__name__}"

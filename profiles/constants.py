@@ -185,14 +185,15 @@ def shipped_stacks() -> Mapping[str, Stack]:
 
 
 def find_stack(name: str) -> tuple[Stack, Constants]:
-    """A shipped stack by name, or the first of a document's file, with the constants that come with it.
+    """A shipped stack by name, or the first of a document's file, with the constants of device kinds that come with it:
+    none with a shipped one, since the catalogue's kinds have theirs, and a cluster may state its own.
 
     Raises:
         InputError: MP187 for a name that there is not, or a document without a stack.
     """
     known = shipped_stacks()
     if name in known:
-        return known[name], shipped()
+        return known[name], Constants()
     if not (name.endswith(".toml") or os.sep in name):
         raise InputError("MP187", f"there is no stack {name!r}", suggestion(name, tuple(known), "shipped stacks are"))
     constants = read_constants(name)

@@ -218,7 +218,9 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
             alike = (one.of, *(name for name, base in ALIKE.items() if base == one.of))
             names = {constant.name for constant in one.constants}
             shares = {name: getattr(kinds[one.of], name) for name in SHARES if name in names}
-            fitted.append(FittedKinds(kinds=alike, fitted_on="; ".join(group.stacks), **shares))
+            ran = {case.stack for case in cases for fabric, _ in case.fabrics if fabric.device in alike}
+            on = "; ".join(name for name in group.stacks if name in ran)
+            fitted.append(FittedKinds(kinds=alike, fitted_on=on, **shares))
     stacks = with_memory(stacks, folder, predictor)
     write_constants(target, Constants(stacks=tuple(stacks.values()), fitted=tuple(fitted)))
     print(f"wrote {target}: {len(stacks)} stacks, {len(fitted)} kinds")

@@ -11,7 +11,7 @@ from benchmarks.accuracy.predict import Predictor
 from costmodel.device_kind import DeviceKind
 from costmodel.stack import Stack
 from profiles.calibrate import Calibration, Constant, calibrate
-from profiles.catalogue import device_kind
+from profiles.datasheets import datasheet_kinds
 
 EPOCHS = {"jeanzay-before-numa": "jeanzay", "selene-2022": "selene"}
 """Stacks that are another one at a time when it ran slower as a whole: only their slowdown is their own."""
@@ -31,7 +31,6 @@ _SHARED = (
     "matmul_half_depth",
     "matmul_half_area",
     "bandwidth_efficiency",
-    "misaligned_efficiency",
 )
 
 
@@ -57,7 +56,7 @@ def bind(
     for other, base in ALIKE.items():
         if base in own_kinds:
             shared = {field: getattr(own_kinds[base], field) for field in _SHARED}
-            own_kinds[other] = msgspec.structs.replace(device_kind(other), **shared)
+            own_kinds[other] = msgspec.structs.replace(datasheet_kinds()[other], **shared)
     for epoch, base in EPOCHS.items():
         if epoch in own_stacks and base in own_stacks:
             slowdown = own_stacks[epoch].slowdown
@@ -78,7 +77,8 @@ def fit(
     evaluations: int = 12,
 ) -> Calibration:
     """Constants fitted to cases that have a measured time."""
-    kinds = {one.of: device_kind(one.of) for one in free if one.of not in stacks}
+    known = datasheet_kinds()  # not the shipped constants of an earlier fit
+    kinds = {one.of: known[one.of] for one in free if one.of not in stacks}
 
     constants = named(free)
     depends = np.array([[_depends(case, constant.name) for constant in constants] for case in cases])

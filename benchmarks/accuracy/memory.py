@@ -25,8 +25,8 @@ def memory_cases(folder: Path) -> Iterator[Case]:
                 yield case
 
 
-MEASURED = {"jeanzay": tuple(name for name, state in STATE.items() if state)}
-"""Stacks whose devices' memory was measured, and those of like make that take over what they hold back."""
+MEASURED = ("jeanzay",)
+"""Stacks whose devices' memory was measured, and so what they hold back; others leave it to their device kinds."""
 
 
 def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor) -> dict[str, Stack]:
@@ -34,7 +34,7 @@ def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor)
     was measured over what is predicted without."""
     own = {n: msgspec.structs.replace(s, reserve_bytes=0) for n, s in stacks.items() if STATE.get(n)}
     out = dict(stacks)
-    for source, takers in MEASURED.items():
+    for source in MEASURED:
         beside = [
             case.memory_bytes
             - case.measured_stage_bytes([s.peak_bytes for s in predictor.memory(case, {}, own[source])])
@@ -42,10 +42,9 @@ def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor)
             if case.memory_bytes and EPOCHS.get(case.stack, case.stack) == source
         ]
         reserve = round(float(np.median(beside)), -8) if beside else None
-        for name in takers:
-            if name in own:
-                kept = int(reserve) if reserve is not None and reserve > 0 else None
-                out[name] = msgspec.structs.replace(own[name], reserve_bytes=kept)
+        if source in own:
+            kept = int(reserve) if reserve is not None and reserve > 0 else None
+            out[source] = msgspec.structs.replace(own[source], reserve_bytes=kept)
     for epoch, base in EPOCHS.items():
         if epoch in out and base in out:
             fields = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "reserve_bytes")

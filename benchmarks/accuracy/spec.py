@@ -40,6 +40,7 @@ _STACK: dict[str, Row] = {
 _PIPELINE: dict[str, Row] = {"send_exposed": (0.5, 2.0, 0.01, 1.0)}
 _HOST: dict[str, Row] = {"host_launch_s": (2e-5, 2.0)}
 _OVERLAP: dict[str, Row] = {"gradient_overlap": (0.6, 1.6, 0.01, 1.5)}
+_JEANZAY: dict[str, Row] = {"inter_share": (0.25, 1.6, 0.05, 1.0), "misaligned_efficiency": (0.11, 1.6, 0.02, 1.0)}
 _FLASH: dict[str, Row] = {"attention": (1.5, 1.5)}
 _SHARDED: dict[str, Row] = {**_OVERLAP, **_FLASH, "parameter_overlap": (0.7, 1.3, 0.01, 1.5)}
 _H100_STACK: dict[str, Row] = {
@@ -103,12 +104,12 @@ GPU = Group(
     name="A100 and H100",
     sources=(vtrain, selene, bloom, megatron_core, mlperf, llm_foundry),
     free=(
-        _free(A100, _KIND, {"misaligned_efficiency": (0.11, 1.6, 0.02, 1.0)}),
+        _free(A100, _KIND),
         _free(H100, _KIND, {"matmul_efficiency": (0.72, 1.1, 0.3, 0.99), "matmul_half_area": (2.2e6, 1.7, 1e4, 3e7)}),
         _free("vtrain", _STACK, _PIPELINE, _HOST),
         _free("selene", _STACK, _PIPELINE, _HOST),
         _free("selene-2022", {"slowdown": (0.97, 1.04)}),
-        _free("jeanzay", _STACK, _PIPELINE, _HOST, {"inter_share": (0.25, 1.6, 0.05, 1.0)}),
+        _free("jeanzay", _STACK, _PIPELINE, _HOST, _JEANZAY),
         _free("jeanzay-before-numa", {"slowdown": (1.05, 1.05)}),
         _free("megatron-core", _STACK, _PIPELINE, _H100_STACK),
         _free("nemo-fp8", _STACK, _PIPELINE, _H100_STACK),

@@ -3,7 +3,7 @@
 An attention core is a matrix product of two activations (scores), whose result reaches a second one (the mix of values)
 through elementwise ops and reductions alone. However it is written, its traffic depends on the kernels that run it:
 
-    unfused   scores, what the softmax makes of them, and its result, as the captured ops say
+    graph     scores, what the softmax makes of them, and its result, as the captured ops say
     fused     scores read once and shares written once (backward: shares and their cotangent read, one written)
     flash     nothing of that; the backward pass computes the scores again (Dao et al., "FlashAttention", 2022), and of
               causal scores, which a comparison of two positions masks, only the half that counts is computed

@@ -8,8 +8,9 @@
     S3  gradients    reduction of a stage's gradients over dp (and cp), less what of it runs beside the last backward
     S4  step         (S2 + max over stages of (S3 + update) + step_s) * slowdown * (1 + skew log2 nodes)
 
-S2 is exact for equal stages and free sends; the bound on t is a microbatch's way from stage s to the last and back, of
-which 1F1B has p - s under way at once. `c` is one send of an activation (a gradient is as large).
+S2 is exact for equal stages and free sends; interleaved with fewer than p microbatches is simulated. The bound on t is
+a microbatch's way from stage s to the last and back, of which 1F1B has p - s under way at once. `c` is one send of an
+activation (a gradient is as large).
 """
 
 import math
@@ -23,7 +24,7 @@ from costmodel.stack import Stack
 from planner.strategy.layer_table import MeasuredStage
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
-from planner.strategy.scheduled import CLOSED, homes, pipeline_s, stage_blocks
+from planner.strategy.scheduled import has_formula, homes, pipeline_s, stage_blocks
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import Leaf, Work
@@ -70,7 +71,7 @@ def step_time(
     work: Work,
     parts: Sequence[Counter[str]],
     times: Sequence[dict[str, ClassTimes]],
-    kinds: Sequence[DeviceKind],
+    paces: Sequence[tuple[DeviceKind, float]],
     links: AxisLinks,
     strategy: Strategy,
     stack: Stack,
@@ -81,27 +82,28 @@ def step_time(
 
     Args:
         parts: blocks by class of each part that the schedule runs.
-        times, kinds: of each stage.
+        times, paces: of each stage; a pace is a device kind, and how many times as long its devices take.
         measured: of each stage, where its layers were: in place of `times`.
     """
     stages = stage_blocks(parts, strategy)
     send_s = _send_s(work, links, strategy)
-    adds = microbatches > 1 or strategy.pp > 1  # a microbatch's gradient to those before it
+    m = microbatches
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
         own = measured[s] if measured is not None else None
-        alike = (tuple(blocks.items()), kinds[s].name, s in (0, len(stages) - 1), own)
+        alike = (tuple(blocks.items()), paces[s][0].name, paces[s][1], s in (0, len(stages) - 1), own)
         if alike not in known:
-            known[alike] = _stage_time(work, s, blocks, times[s], kinds[s], links, strategy, stack, send_s, adds, own)
+            known[alike] = _stage_time(work, s, blocks, times[s], paces[s], links, strategy, stack, send_s, m, own)
         rows.append(known[alike])
-    exposed = stack.send_exposed * 2.0 * strategy.interleave * send_s if len(stages) > 1 else 0.0
+    p, v = len(rows), strategy.interleave
+    exposed = stack.send_exposed * 2.0 * v * send_s if p > 1 else 0.0
     each = [row.microbatch_s + stack.microbatch_s + exposed for row in rows]
-    p, v, m = len(rows), strategy.interleave, microbatches
     if strategy.schedule == "gpipe":
         ahead = [row.forward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
         behind = [row.backward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
         whole_s = float(gpipe_time_s(ahead, behind, m, send_s if p > 1 else 0.0))
-    elif strategy.schedule not in CLOSED:
+    elif not has_formula(strategy, m):
+        exposed = 0.0  # sends are simulated
         whole_s = _simulated_s(parts, rows, times, strategy, stack, m, send_s)
     else:
         around = [row.microbatch_s + stack.microbatch_s for row in rows]
@@ -162,9 +164,12 @@ def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:
         return 0.0
     link = links.by_axis["pp"]
     size = work.stream_bytes / strategy.cp
+    joined_s = 0.0
+    if strategy.scatter_gather and not strategy.sp:  # the parts are put together again
+        joined_s = links.seconds("all_gather", "tp", size)
     if strategy.sp or strategy.scatter_gather:
         size /= strategy.tp
-    return link.start_s + link.latency_s + size / link.bandwidth_bytes_per_s
+    return link.start_s + link.latency_s + size / link.bandwidth_bytes_per_s + joined_s
 
 
 def _stage_time(
@@ -172,12 +177,12 @@ def _stage_time(
     stage: int,
     blocks: dict[str, int],
     times: dict[str, ClassTimes],
-    kind: DeviceKind,
+    pace: tuple[DeviceKind, float],
     links: AxisLinks,
     strategy: Strategy,
     stack: Stack,
     send_s: float,
-    accumulates: bool,
+    microbatches: int,
     measured: MeasuredStage | None = None,
 ) -> StageTime:
     forward = sum(n * times[key].forward_s for key, n in blocks.items())
@@ -186,66 +191,71 @@ def _stage_time(
     if measured is not None:  # what collectives take of it is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
     owned = held(work.leaves, blocks)  # type: ignore[arg-type]
-    weights = gradients = updated = moved = starts = 0.0
+    weights = trained = gradients = moved = starts = gathers = 0.0
     for leaf, elements in owned:
         facts = leaf.facts
-        weights += elements * (stack.weight_bytes or facts.itemsize)
+        weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
+        weights += elements * weight_bytes
+        gathers += sum(blocks[key] for key in leaf.readers if key in blocks) if leaf.layered else 1.0
         if not facts.trained:
             continue
+        trained += elements * weight_bytes
         itemsize = _gradient_itemsize(leaf, strategy)
         gradients += elements * itemsize
         starts += 1.0
+        kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
         share = elements / (strategy.dp if strategy.zero else 1)
-        updated += share
-        moved += share * (2 * facts.itemsize + itemsize + 2 * facts.optimizer_bytes_per_element)
+        moved += share * (2 * weight_bytes + itemsize + 2 * kept)
     if strategy.bucket_bytes:
         starts = max(1.0, math.ceil(gradients / strategy.bucket_bytes))
-    bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency
+    kind, slowdown = pace
+    bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
     update_s = moved / bandwidth
-    if accumulates and measured is None:
+    if (microbatches > 1 or strategy.pp > 1) and measured is None:  # added to those before
         backward += 3.0 * gradients / (strategy.dp if strategy.zero >= 2 else 1) / bandwidth
     if measured is not None and measured.update_s is not None:
         update_s = measured.update_s / (strategy.dp if strategy.zero else 1)
-    gather_s = reduce_s = 0.0
+    gather_s = reduce_s = renewed_s = 0.0  # each microbatch; gradients, and new values of parameters, once a step
     if strategy.zero == 3:
-        one_way = links.seconds("all_gather", "dp", weights, starts)
-        scatter = links.seconds("reduce_scatter", "dp", gradients, starts)
+        one_way = links.seconds("all_gather", "dp", weights, gathers)
+        scatter = links.seconds("reduce_scatter", "dp", gradients, gathers)
         compute = forward + backward - comm
         hidden = stack.parameter_overlap * compute if strategy.overlap_parameters else 0.0
         gather_s = max(0.0, 2.0 * one_way + scatter - hidden)
         forward, backward = forward + gather_s / 3.0, backward + 2.0 * gather_s / 3.0
     elif strategy.zero == 2:
-        reduce_s = links.seconds("all_gather", "dp", weights, starts)
+        renewed_s = links.seconds("all_gather", "dp", trained, starts)
         gather_s = links.seconds("reduce_scatter", "dp", gradients, starts)
         if strategy.overlap_gradients:
-            gather_s = max(0.0, gather_s - stack.gradient_overlap * backward)
+            gather_s = max(0.0, gather_s - stack.gradient_overlap * (backward - comm / 2.0))
         backward += gather_s
     elif strategy.zero == 1:
         reduce_s = links.seconds("reduce_scatter", "dp", gradients, starts)
-        reduce_s += links.seconds("all_gather", "dp", weights, starts)
+        renewed_s = links.seconds("all_gather", "dp", trained, starts)
     else:
         reduce_s = links.seconds("all_reduce", "dp", gradients, starts)
     if strategy.cp > 1:
-        reduce_s += links.seconds("all_reduce", "cp", gradients, starts)
-    if strategy.pp > 1:
-        reduce_s += _tied_s(work, stage, blocks, links, strategy, stack)
-    hidden = _window_s(backward, strategy) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
-    exposed_s = max(0.0, reduce_s - hidden)
-    return StageTime(forward, backward, comm, send_s, gather_s, reduce_s, exposed_s, update_s)
+        reduce_s += links.seconds("all_reduce", "cp", gradients / (strategy.dp if strategy.zero else 1), starts)
+    behind = _window_s(backward, strategy, microbatches) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
+    before = forward * stack.parameter_overlap if strategy.overlap_parameters else 0.0
+    exposed_s = max(0.0, reduce_s - behind) + max(0.0, renewed_s - before)
+    tied_s = _tied_s(work, stage, blocks, links, strategy, stack) if strategy.pp > 1 else 0.0
+    whole_s = reduce_s + renewed_s + tied_s
+    return StageTime(forward, backward, comm, send_s, gather_s, whole_s, exposed_s + tied_s, update_s)
 
 
 def _gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:
     return ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else leaf.facts.gradient_itemsize
 
 
-def _window_s(backward_s: float, strategy: Strategy) -> float:
+def _window_s(backward_s: float, strategy: Strategy, microbatches: int) -> float:
     """Backward time during which a stage's gradients are already there, part by part.
 
     A part's gradients are whole after its last microbatch. Interleaved, the last p microbatches run part after part, so
     that all parts but the last to finish have the passes of those that follow to hide behind; in one part, about one
     microbatch's backward is left.
     """
-    p, v = strategy.pp, strategy.interleave
+    p, v = min(strategy.pp, microbatches), strategy.interleave
     return backward_s * (p * (v - 1) / v + 1.0 / v) if v > 1 else backward_s
 
 

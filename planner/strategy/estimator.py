@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.cluster import Cluster
+from costmodel.compute import peak_flops_per_s
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import InputError
 from costmodel.stack import Stack
@@ -51,7 +52,8 @@ class StrategyEstimator:
             message = (
                 f"global batch {global_batch} is not divided by dp={strategy.dp} x microbatch={strategy.microbatch}"
             )
-            raise InputError("MP185", message, f"nearest are {max(1, count) * each} and {(count + 1) * each}")
+            nearest = " and ".join(str(n * each) for n in sorted({max(1, count), count + 1}))
+            raise InputError("MP185", message, f"the global batch must be a multiple of {each}, such as {nearest}")
         return count
 
     def facts_of(self, kind: DeviceKind) -> Facts:
@@ -66,48 +68,66 @@ class StrategyEstimator:
 
     def kinds(self, strategy: Strategy) -> list[DeviceKind]:
         """The device kind of each stage: of the slowest devices, where it has several."""
+        return [kind for kind, _ in self._paces(strategy)]
+
+    def _paces(self, strategy: Strategy) -> list[tuple[DeviceKind, float]]:
+        """The kind of each stage's slowest devices, and how many times as long they take as others of it."""
+        return [max(used, key=lambda one: (one[1] / self._rate(one[0]), one[0].name)) for used in self._used(strategy)]
+
+    def _rate(self, kind: DeviceKind) -> float:
+        """What the model's products reach on a kind, in FLOP/s."""
+        return peak_flops_per_s(self.model.main_dtype, kind, is_matmul=True).value * kind.matmul_efficiency
+
+    def _used(self, strategy: Strategy) -> list[list[tuple[DeviceKind, float]]]:
+        """Kinds and slowdowns of each stage's devices."""
         groups = {g.name: self.facts_of(g.device).kind for g in self.cluster.groups}
-        if len(groups) == 1:
-            return [next(iter(groups.values()))] * strategy.pp
+        if len(groups) == 1 and not self.cluster.groups[0].overrides.slow:
+            return [[(kind, 1.0) for kind in groups.values()]] * strategy.pp
         order = list(reversed(strategy.rank_order.split("-")))
         sizes = [getattr(strategy, axis) for axis in order]
         inner = 1
         for size in sizes[order.index("pp") + 1 :]:
             inner *= size
-        found: list[DeviceKind] = []
-        for stage in range(strategy.pp):
-            used = [
-                groups[device.group]
-                for i, device in enumerate(self.cluster.devices[: strategy.devices])
-                if (i // inner) % strategy.pp == stage
-            ]
-            found.append(min(used, key=lambda kind: (max(kind.peak_flops_per_s.values()), kind.name)))
-        return found
+        found: list[set[tuple[str, float]]] = [set() for _ in range(strategy.pp)]
+        for i, device in enumerate(self.cluster.devices[: strategy.devices]):
+            found[(i // inner) % strategy.pp].add((device.group, device.slowdown))
+        return [[(groups[name], slowdown) for name, slowdown in sorted(used)] for used in found]
 
-    def times(self, work: Work, strategy: Strategy, kind: DeviceKind) -> dict[str, ClassTimes]:
+    def _check_dtype(self, strategy: Strategy, kinds: Sequence[DeviceKind]) -> None:
+        """Raises InputError MP180 for products in a dtype that a stage's devices have no rate for."""
+        dtype = strategy.matmul_dtype
+        for kind in kinds:
+            if dtype is not None and dtype not in kind.peak_flops_per_s:
+                message = f"matmul_dtype={dtype}: {kind.name} has no rate for it"
+                raise InputError("MP180", message, f"it has {', '.join(sorted(kind.peak_flops_per_s))}")
+
+    def times(self, work: Work, strategy: Strategy, kind: DeviceKind, slowdown: float = 1.0) -> dict[str, ClassTimes]:
+        """Seconds of one block of each class on devices of a kind that take `slowdown` times as long as it does."""
         sp = strategy.sp and strategy.tp > 1
         key = (
-            kind.name, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order, sp,
+            kind.name, slowdown, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order, sp,
             strategy.attention, strategy.matmul_dtype, strategy.microbatch, strategy.remat, strategy.overlap_tensor,
         )  # fmt: skip
         if key not in self._times:
             axes = tuple(name for name in ("cp", "tp") if getattr(strategy, name) > 1)
             links = self.links(strategy)
             self._times[key] = class_times(
-                work, kind, self.stack, links, axes, strategy.remat, overlap=strategy.overlap_tensor
+                work, kind, self.stack, links, axes, strategy.remat, overlap=strategy.overlap_tensor, slowdown=slowdown
             )
         return self._times[key]
 
     def step(self, strategy: Strategy, global_batch: int) -> StepTime:
         """Time of a step."""
         count = self.microbatches(strategy, global_batch)
-        kinds = self.kinds(strategy)
+        paces = self._paces(strategy)
+        kinds = [kind for kind, _ in paces]
         works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind in kinds}
         work = works[kinds[0].name]
-        times = [self.times(works[kind.name], strategy, kind) for kind in kinds]
+        times = [self.times(works[kind.name], strategy, kind, slowdown) for kind, slowdown in paces]
         parts = parts_of(work, strategy)
         measured = self.measured(work, strategy, kinds)
-        return step_time(work, parts, times, kinds, self.links(strategy), strategy, self.stack, count, measured)
+        self._check_dtype(strategy, kinds)
+        return step_time(work, parts, times, paces, self.links(strategy), strategy, self.stack, count, measured)
 
     def measured(
         self, work: Work, strategy: Strategy, kinds: Sequence[DeviceKind]
@@ -122,10 +142,11 @@ class StrategyEstimator:
         """Memory of every stage."""
         count = self.microbatches(strategy, global_batch)
         kinds = self.kinds(strategy)
+        limits = [min(kind.memory_bytes for kind, _ in used) for used in self._used(strategy)]
         work = self.model.work(self.facts_of(kinds[0]), strategy)
         parts = parts_of(work, strategy)
         flying = microbatches_held(work, parts, strategy, count)
         return tuple(
-            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s])
+            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s])
             for s, blocks in enumerate(stage_blocks(parts, strategy))
         )

@@ -79,16 +79,20 @@ def stage_memory(
     strategy: Strategy,
     stack: Stack,
     flying: float,
+    limit_bytes: int,
 ) -> StageMemory:
     """Bytes of one stage; `blocks` are its blocks by class, of which it holds `flying` microbatches."""
-    parameters = gradients = optimizer = gathered = 0.0
+    parameters = gradients = optimizer = 0.0
+    gathered: dict[str, float] = {}  # of one block, by class
     dp = strategy.dp
     for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
         facts = leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
         parameters += weight / (dp if strategy.zero == 3 else 1)
         if strategy.zero == 3:
-            gathered = max(gathered, weight / max(1, sum(blocks[k] for k in leaf.readers if k in blocks)))
+            for key in leaf.readers & blocks.keys():
+                share = sum(blocks[k] for k in leaf.readers if k in blocks) if leaf.layered else 1
+                gathered[key] = gathered.get(key, 0.0) + weight / share
         if not facts.trained:
             continue
         gradients += elements * _gradient_bytes(facts, strategy, stack) / (dp if strategy.zero >= 2 else 1)
@@ -102,30 +106,31 @@ def stage_memory(
         transient = max(transient, again + one.live_bytes)
     parts = strategy.tp if strategy.sp else 1
     buffers = 4.0 * work.stream_bytes / strategy.cp / parts if strategy.pp > 1 else 0.0
-    used = parameters + gradients + optimizer + saved + transient + buffers + 2.0 * gathered
+    buffers += 2.0 * max(gathered.values(), default=0.0)
+    used = parameters + gradients + optimizer + saved + transient + buffers
     return StageMemory(
         parameters_bytes=parameters,
         gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         saved_bytes=saved,
         transient_bytes=transient,
-        buffers_bytes=buffers + 2.0 * gathered,
+        buffers_bytes=buffers,
         fragmentation_bytes=(stack.fragmentation - 1.0) * used,
         reserve_bytes=float(kind.reserve_bytes if stack.reserve_bytes is None else stack.reserve_bytes),
         in_flight=flying,
-        limit_bytes=kind.memory_bytes,
+        limit_bytes=limit_bytes,
     )
 
 
 def _gradient_bytes(facts: Parameter, strategy: Strategy, stack: Stack) -> float:
-    """Of one element as it is accumulated: what the stack says, else the dtype that gradients are reduced in where the
-    stack keeps state of its own, else the model's. Where that is wider than the weights, gradients arise in the
-    weights' width beside it."""
+    """Of one element as it is accumulated: what the stack says, else the dtype that gradients are reduced in, else the
+    model's. Where that is wider than the weights, gradients arise in the weights' width beside it."""
     if stack.gradient_bytes is not None:
         return stack.gradient_bytes
-    if stack.weight_bytes is not None and strategy.gradient_dtype is not None:
+    if strategy.gradient_dtype is not None:
         wide = float(ITEMSIZE[strategy.gradient_dtype])
-        return wide + (stack.weight_bytes if wide > stack.weight_bytes else 0.0)
+        weight = float(facts.itemsize) if stack.weight_bytes is None else stack.weight_bytes
+        return wide + (weight if wide > weight else 0.0)
     return float(facts.gradient_itemsize)
 
 

@@ -74,7 +74,7 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         restrict=restrict,
         remat="full" if strategy.remat == "full" else "none",
         microbatch=strategy.microbatch * strategy.dp,
-        schedule="interleaved" if strategy.interleave > 1 else strategy.schedule,
+        schedule="interleaved" if strategy.interleave > 1 and strategy.schedule == "1f1b" else strategy.schedule,
     )
 
 

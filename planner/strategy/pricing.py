@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from costmodel.device_kind import DeviceKind
@@ -39,14 +40,16 @@ def class_times(
     remat: RematPolicy,
     *,
     overlap: bool = False,
+    slowdown: float = 1.0,
 ) -> dict[str, ClassTimes]:
     """Times by class.
 
     Args:
         axes: names of the mesh axes of `work`, in order.
         overlap: whether collectives of these axes run beside compute.
+        slowdown: how many times as long the devices' kernels take as the kind's.
     """
-    return {key: _times(one, kind, stack, links, axes, remat, overlap) for key, one in work.classes.items()}
+    return {key: _times(one, kind, stack, links, axes, remat, overlap, slowdown) for key, one in work.classes.items()}
 
 
 def _times(
@@ -57,13 +60,16 @@ def _times(
     axes: tuple[str, ...],
     remat: RematPolicy,
     overlap: bool,
+    slowdown: float,
 ) -> ClassTimes:
+    if stack.misaligned_efficiency is not None:
+        kind = msgspec.structs.replace(kind, misaligned_efficiency=stack.misaligned_efficiency)
     k = one.kernels
     if len(k.matmul_s) == 0:
         return ClassTimes(0.0, 0.0, 0.0, {})
     memory_s = np.where(k.matmul_s > 0.0, k.memory_s, k.memory_s * stack.traffic)
     matmul_s = np.where(one.flash, k.matmul_s * stack.attention, k.matmul_s)
-    seconds = kernels_s(matmul_s, k.vector_s, memory_s, k.launches, k.dims, k.misaligned, kind)
+    seconds = kernels_s(matmul_s, k.vector_s, memory_s, k.launches, k.dims, k.misaligned, kind) * slowdown
     forward = float(seconds[~one.backward].sum())
     backward = float(seconds[one.backward].sum())
     weight = float((seconds * one.weight).sum())

@@ -19,6 +19,13 @@ CLOSED = ("1f1b", "gpipe", "interleaved")
 MOST_ACTIONS = 400_000
 
 
+def has_formula(strategy: Strategy, microbatches: int) -> bool:
+    """Whether a strategy's pipeline has a closed form: interleaved, from as many microbatches as stages on."""
+    if strategy.schedule not in CLOSED:
+        return False
+    return strategy.interleave == 1 or strategy.pp == 1 or microbatches >= strategy.pp
+
+
 def parts_count(strategy: Strategy) -> int:
     """Parts of the model that the stages of a strategy run.
 
@@ -87,7 +94,7 @@ def pipeline_s(
 ) -> float:
     """Seconds from the first forward to the last action, for times of each part; `backward_s` is the whole backward."""
     parts = len(forward_s)
-    schedule = schedule_of(strategy.schedule, strategy.pp, microbatches, parts)
+    schedule = schedule_of(_generated(strategy), strategy.pp, microbatches, parts)
     split, home = schedule.splits_backward, homes(strategy)
     times = {
         Actor(part, 0): StageTimes(
@@ -103,6 +110,11 @@ def pipeline_s(
         if home[part] != home[part + 1]
     }
     return simulate(schedule, times, sends, keep_timeline=False).pipeline_s
+
+
+def _generated(strategy: Strategy) -> str:
+    """The name of the schedule's generator: 1F1B over several parts a stage is the interleaved one."""
+    return "interleaved" if strategy.schedule in CLOSED and strategy.interleave > 1 else strategy.schedule
 
 
 def held_microbatches(strategy: Strategy, microbatches: int, saved_bytes: Sequence[float]) -> list[int]:

@@ -8,7 +8,7 @@ from costmodel.documents import suggestion
 from costmodel.errors import InputError
 
 RematPolicy = Literal["none", "selective", "full"]
-Attention = Literal["graph", "unfused", "fused", "flash"]
+Attention = Literal["graph", "fused", "flash"]
 GradientDtype = Literal["float32", "bfloat16", "float16"]
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element of each gradient dtype."""
@@ -31,14 +31,14 @@ class Strategy:
         remat: ``selective`` recomputes attention's scores and what follows from them, ``full`` whole layers.
         zero: what of gradients (2), optimizer state (1) and parameters (3) data-parallel devices split.
         sp: whether tensor-parallel devices split positions of what lies between their products.
-        partition: layers of each stage; None for equal parts.
-        first_axis: innermost axes of the device order, such as ``tp-cp-dp-pp`` (the first varies fastest).
+        partition: layers of each part that the stages run; None for equal parts.
+        rank_order: axes of the device order, innermost first, such as ``tp-cp-dp-pp``.
         gradient_dtype: in which gradients are reduced; None for what the model keeps.
         overlap_gradients, overlap_parameters, overlap_tensor: whether gradient reductions, gathers of parameters, and
             collectives of tensor and context parallelism run beside compute.
         bucket_bytes: gradients are reduced in parts of this size.
-        attention: ``graph`` as captured; ``unfused`` each op of the softmax by itself, ``fused`` in one kernel,
-            ``flash`` without scores in memory.
+        attention: ``graph`` as captured, each op by itself; ``fused`` the softmax in one kernel; ``flash`` without
+            scores in memory.
         matmul_dtype: in which products with parameters run; None for what the model computes in.
         scatter_gather: whether each tensor-parallel device sends its own part of an activation to the next stage.
     """
@@ -118,6 +118,8 @@ def parse_strategy(given: AnyStrategy) -> Strategy:
         if name not in known:
             hint = suggestion(str(key), tuple(sorted(known)), "a strategy has")
             raise InputError("MP180", f"unknown field {key!r} in the strategy", hint)
+        if name in values:
+            raise InputError("MP180", f"the strategy gives {name!r} twice", "give it once")
         values[name] = _value(name, value)
     return check_strategy(Strategy(**values))
 
@@ -165,6 +167,11 @@ def check_strategy(strategy: Strategy) -> Strategy:
     if strategy.interleave > 1 and strategy.pp == 1:
         message = f"interleave={strategy.interleave} with pp=1: parts of a stage take turns only in a pipeline"
         raise InputError("MP180", message, "raise pp, or leave interleave at 1")
+    if strategy.interleave > 1 and strategy.schedule == "gpipe":
+        message = f"interleave={strategy.interleave}: GPipe runs one part a stage"
+        raise InputError("MP180", message, "schedule=breadth-first runs several there and back")
+    if strategy.partition is not None and strategy.pp == 1:
+        raise InputError("MP180", "partition with pp=1: there is one stage", "leave it out, or raise pp")
     if strategy.ep > 1:
         message = f"ep={strategy.ep}: estimates do not know expert parallelism"
         raise InputError("MP180", message, "`meshplan plan` searches it; for an estimate leave ep at 1")

@@ -50,7 +50,6 @@ class ClassWork:
         kept_bytes: for the backward pass without remat; of these core_bytes are attention's own; entry_bytes are kept
             under full remat.
         group_bytes: what is live while each op group runs.
-        crossing_bytes: of what the block hands on.
     """
 
     key: str
@@ -152,7 +151,7 @@ def _class_work(
         for run, way in ((ahead, False), ((*back, *again), True)):
             kernels += run
             backward += [way] * len(run)
-            core += [op.name in inside and not way] * len(run)
+            core += [op.name in inside and not way and attention != "flash"] * len(run)  # flash does so anyway
             flash += [op.name in inside and attention == "flash"] * len(run)
             weight += [share if way else 0.0] * len(run)
     kept = decision.kept[key]
@@ -218,7 +217,7 @@ def _with_attention(
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """An op's kernels where attention is fused or never stores its scores."""
     core = next((c for c in cores if op in (c.score_op, c.mix_op) or op in c.chain), None)
-    if core is None or attention in ("graph", "unfused"):
+    if core is None or attention == "graph":
         return ahead, back
     bandwidth = decision.space.pricing.kind.memory_bandwidth_bytes_per_s
     shares_s = _local_bytes(decision, key, core.shares) / bandwidth

@@ -234,7 +234,7 @@ def test_plan_command(call, fake, tmp_path):
     seen = {name: value for name, value in fake.plan_arguments.items() if name != "progress"}
     assert seen == {
         "model": "gpt2", "cluster": tiny_cluster(), "global_batch": 32, "profile": "p.json", "max_microbatch": 4,
-        "microbatch": None,
+        "microbatch": None, "strategy": None,
         "schedule": "gpipe", "stages": 2, "baselines": False, "name": "n", "sequence": 64,
     }  # fmt: skip
     done = call(*args, "--json")

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
+import msgspec
 import pytest
 
 import planner
@@ -218,6 +219,56 @@ def test_a_simulated_schedule_agrees_with_the_formula_where_both_hold() -> None:
     assert [s.in_flight for s in simulated.memory] == [s.in_flight for s in formula.memory] == [4, 3, 2, 1]
 
 
+def test_parts_of_a_simulated_step_add_up_whatever_a_stack_exposes_of_sends() -> None:
+    for text in ("pp=4,microbatch=1,schedule=zb-h1", "pp=4,microbatch=1,interleave=2"):
+        found = estimator()(f"{text},send_exposed=1.0", 3)  # fewer microbatches than stages
+        parts = [getattr(found.breakdown, name) for name in found.breakdown.__struct_fields__]
+        assert sum(parts) == pytest.approx(found.step_time_s, rel=1e-9) and min(parts) >= 0.0
+
+
+def test_interleaved_with_one_microbatch_goes_through_every_part_in_turn() -> None:
+    """Nothing is gained from several parts where there is nothing to run beside them."""
+    plain = estimator()("pp=4,microbatch=1,partition=2+2+2+2", 1)
+    looped = estimator()("pp=4,microbatch=1,interleave=2,partition=1+1+1+1+1+1+1+1", 1)
+    assert looped.step_time_s == pytest.approx(plain.step_time_s, rel=0.05)
+
+
+def test_a_shipped_stack_leaves_what_a_cluster_states_of_its_devices() -> None:
+    slow = msgspec.structs.replace(KIND, matmul_efficiency=0.2)
+    group = msgspec.structs.replace(cluster(1).groups[0], device=slow)
+    own = msgspec.structs.replace(cluster(1), groups=(group,))
+    for stack in (None, "vtrain"):
+        text = "microbatch=8"
+        shipped = planner.estimate(TASK, cluster(1), text, global_batch=8, stack=stack)
+        stated = planner.estimate(TASK, own, text, global_batch=8, stack=stack)
+        assert stated.breakdown.compute_s > 2.0 * shipped.breakdown.compute_s
+
+
+def test_a_stage_of_two_kinds_has_the_smaller_memory_and_the_slower_pace() -> None:
+    kinds = {name: msgspec.structs.replace(KIND, name=name) for name in ("big", "small")}
+    kinds["small"] = msgspec.structs.replace(kinds["small"], memory_bytes=KIND.memory_bytes // 2)
+    kinds["big"] = msgspec.structs.replace(kinds["big"], matmul_efficiency=0.4)
+    groups = [{"name": name, "nodes": 1, "device": name, "devices_per_node": 2} for name in kinds]
+    link = {"between": list(kinds), "bandwidth_bytes_per_s": 1e10, "latency_s": 1e-5}
+    both = parse_cluster({"name": "c", "group": groups, "link": [link]}, kinds)
+    found = planner.estimate(TASK, both, "dp=4,microbatch=2", global_batch=8)
+    assert found.memory[0].limit_bytes == kinds["small"].memory_bytes
+    slow = planner.estimate(TASK, both, "dp=2,microbatch=2", global_batch=4)
+    assert slow.breakdown.compute_s == pytest.approx(found.breakdown.compute_s, rel=1e-6)
+
+
+def test_a_slow_device_sets_the_pace_of_its_stage() -> None:
+    document = {"name": "a", "nodes": 1, "device": KIND.name, "devices_per_node": 4}
+    slow = parse_cluster({"name": "c", "group": [{**document, "overrides": {"slow": {"0/2": 3.0}}}]}, load_catalogue())
+    plain = parse_cluster({"name": "c", "group": [document]}, load_catalogue())
+    for text in ("dp=4,microbatch=2", "pp=4,microbatch=2"):
+        one, other = (planner.estimate(TASK, where, text, global_batch=32) for where in (plain, slow))
+        least = 2.9 if text.startswith("dp") else 2.0  # a stage in the middle has no head
+        assert least < other.breakdown.compute_s / one.breakdown.compute_s <= 3.0 + 1e-9
+    two = [planner.estimate(TASK, where, "dp=2,microbatch=2", global_batch=32).step_time_s for where in (plain, slow)]
+    assert two[0] == two[1]  # the slow device is not among the first two
+
+
 def test_an_estimate_says_where_it_comes_from_and_how_far_it_may_be_off() -> None:
     found = planner.estimate(TASK, cluster(), "dp=4,tp=2,microbatch=2", global_batch=32)
     low, high = found.error_bar
@@ -250,6 +301,10 @@ def test_constants_of_a_stack_count_and_may_be_written_in_the_strategy() -> None
         ("pp=2,microbatch=1,schedule=layer-major", 32, "MP180"),
         ("pp=2,microbatch=1,schedule=nothing", 32, "MP180"),
         ("pp=2,microbatch=1,schedule=zb-v,interleave=3", 32, "MP180"),
+        ("pp=2,microbatch=1,schedule=gpipe,interleave=2", 32, "MP180"),
+        ("pp=1,microbatch=1,partition=8", 32, "MP180"),
+        ("microbatch=1,matmul_dtype=int8", 32, "MP180"),
+        ("microbatch=1,attention=unfused", 32, "MP180"),
     ],
 )
 def test_what_cannot_be_is_refused_with_numbers(text: str, batch: int, code: str) -> None:
