@@ -191,12 +191,11 @@ def _stage_time(
     if measured is not None:  # what collectives take of it is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
     owned = held(work.leaves, blocks)  # type: ignore[arg-type]
-    weights = trained = gradients = moved = starts = gathers = 0.0
+    weights = trained = gradients = moved = starts = 0.0
     for leaf, elements in owned:
         facts = leaf.facts
         weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
         weights += elements * weight_bytes
-        gathers += sum(blocks[key] for key in leaf.readers if key in blocks) if leaf.layered else 1.0
         if not facts.trained:
             continue
         trained += elements * weight_bytes
@@ -217,8 +216,8 @@ def _stage_time(
         update_s = measured.update_s / (strategy.dp if strategy.zero else 1)
     gather_s = reduce_s = renewed_s = 0.0  # each microbatch; gradients, and new values of parameters, once a step
     if strategy.zero == 3:
-        one_way = links.seconds("all_gather", "dp", weights, gathers)
-        scatter = links.seconds("reduce_scatter", "dp", gradients, gathers)
+        one_way = links.seconds("all_gather", "dp", weights, starts)
+        scatter = links.seconds("reduce_scatter", "dp", gradients, starts)
         compute = forward + backward - comm
         hidden = stack.parameter_overlap * compute if strategy.overlap_parameters else 0.0
         gather_s = max(0.0, 2.0 * one_way + scatter - hidden)
