@@ -9,7 +9,8 @@ with `matmul`, `vector` and `memory` the seconds at full rate of the matrix unit
 the roofline of Williams, Waterman and Patterson (2009) with a launch floor. R2 is a saturation law: a product's start
 (filling pipelines, loading the first tiles) costs as much as `k0` more steps of its contraction; and its result is made
 in waves of tiles, one for each multiprocessor, the last of which is half empty on average, so that `a0` is half a wave
-(108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). Training times of A100s fit k0 of 90 to 200.
+(108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). What training runs of
+A100s fit best is smaller (`profiles/stacks`): their kernels hide part of both.
 
 A matrix product's backward pass is a product for each operand that needs a cotangent, with the roles of m, k and n
 exchanged; that of other ops is one kernel. Loops, branches and functions (`Op.inside`) are one kernel whose products
