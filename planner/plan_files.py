@@ -1,12 +1,12 @@
 """Plan files on disk."""
 
 import os
-import tempfile
 from pathlib import Path
 
 from costmodel.errors import InputError
 from planner.planfile.codec import decode, encode
 from planner.planfile.schema import Plan
+from profiles.whole_file import write_whole
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -80,21 +80,12 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     if target.exists() and not target.is_file():  # a pipe or a device such as /dev/stdout
         _write_through(target, data)
         return
-    temporary = ""
     try:
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = file.name
-            file.write(data)
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-        temporary = ""
+        write_whole(target, data, mode)
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}"
         raise InputError("MP156", message, "check folder and rights") from None
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def _write_through(target: Path, data: bytes) -> None:

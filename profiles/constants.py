@@ -13,7 +13,6 @@ user's own runs. A document names what each of its constants was fitted on.
 """
 
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -29,6 +28,7 @@ from costmodel.documents import convert, suggestion
 from costmodel.errors import InputError
 from costmodel.stack import Stack, check_stack
 from profiles.datasheets import datasheet_kinds
+from profiles.whole_file import write_whole
 
 SHARES = (
     "matmul_efficiency",
@@ -149,19 +149,10 @@ def write_constants(path: str | Path, constants: Constants) -> None:
     Raises:
         InputError: MP187 if the place cannot be written.
     """
-    target, draft = Path(os.path.realpath(path)), ""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            draft = file.name
-            file.write(encode_constants(constants))
-        os.chmod(draft, 0o644)
-        os.replace(draft, target)
-        draft = ""
+        write_whole(Path(os.path.realpath(path)), encode_constants(constants).encode(), 0o644)
     except OSError as error:
         raise InputError("MP187", f"cannot write constants {path}: {error.strerror or error}", "") from None
-    finally:
-        if draft:
-            Path(draft).unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from costmodel.documents import convert, suggestion
 from costmodel.errors import InputError, ProfileError
 from profiles.schema import SCHEMA_VERSION, Profile, check_profile
+from profiles.whole_file import write_whole
 
 SUFFIX = ".profile.json"
 SHIPPED = "measured:"
@@ -128,19 +128,10 @@ def write_profile(path: str | Path, profile: Profile) -> None:
         check_profile(profile)
     except InputError as error:
         raise ProfileError(error.code, f"not written to {path}: {error.message}", error.hint) from None
-    target, draft = Path(os.path.realpath(path)), ""
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            draft = file.name
-            file.write(encode_profile(profile))
-        os.chmod(draft, 0o644)
-        os.replace(draft, target)
-        draft = ""
+        write_whole(Path(os.path.realpath(path)), encode_profile(profile), 0o644)
     except OSError as error:
         raise ProfileError("MP300", f"cannot write profile {path}: {error.strerror or error}", "") from None
-    finally:
-        if draft:
-            Path(draft).unlink(missing_ok=True)
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:

@@ -2,8 +2,6 @@
 
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import msgspec
 from profiles.compiled.records import CompiledProgram
 from profiles.compiled.target import Target
 from profiles.store import cache_directory
+from profiles.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 FORMAT = 1
@@ -52,16 +51,8 @@ def read_entry(directory: Path, key: str) -> CompiledProgram | None:
 
 def write_entry(directory: Path, key: str, found: CompiledProgram) -> None:
     """Writes an entry, whole or not at all. A place that cannot be written costs a compilation next time, no more."""
-    draft = ""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=f".{key}.", delete=False) as file:
-            draft = file.name
-            file.write(msgspec.json.encode(found))
-        os.replace(draft, directory / f"{key}.json")
-        draft = ""
+        write_whole(directory / f"{key}.json", msgspec.json.encode(found))
     except OSError as error:
         _log.warning("compiled figures are not kept: cannot write %s: %s", directory, error.strerror or error)
-    finally:
-        if draft:
-            Path(draft).unlink(missing_ok=True)
