@@ -80,6 +80,7 @@ class StrategyEstimator:
 
     def _used(self, strategy: Strategy) -> list[list[tuple[DeviceKind, float]]]:
         """Kinds and slowdowns of each stage's devices."""
+        self.links(strategy)  # refuses a strategy of more devices than there are, which would leave stages without
         groups = {g.name: self.facts_of(g.device).kind for g in self.cluster.groups}
         if len(groups) == 1 and not self.cluster.groups[0].overrides.slow:
             return [[(kind, 1.0) for kind in groups.values()]] * strategy.pp

@@ -267,6 +267,8 @@ def test_a_slow_device_sets_the_pace_of_its_stage() -> None:
         assert least < other.breakdown.compute_s / one.breakdown.compute_s <= 3.0 + 1e-9
     two = [planner.estimate(TASK, where, "dp=2,microbatch=2", global_batch=32).step_time_s for where in (plain, slow)]
     assert two[0] == two[1]  # the slow device is not among the first two
+    with pytest.raises(InputError, match="uses 32 devices, the cluster has 4"):
+        planner.estimate(TASK, slow, "dp=4,pp=8,microbatch=2", global_batch=32)
 
 
 def test_an_estimate_says_where_it_comes_from_and_how_far_it_may_be_off() -> None:
