@@ -28,7 +28,7 @@ from planner.strategy.compose import StepTime
 from planner.strategy.estimator import StrategyEstimator
 from planner.strategy.layer_table import LayerTable
 from planner.strategy.memory import StageMemory, worst
-from planner.strategy.strategy import AnyStrategy, Strategy, parse_strategy
+from planner.strategy.strategy import AnyStrategy, Strategy, on_or_off, parse_strategy
 from profiles.block_table import layer_model, layer_models
 from profiles.constants import COMPILED, Constants, find_stack
 from profiles.schema import Profile
@@ -294,6 +294,8 @@ def _split(strategy: AnyStrategy) -> tuple[AnyStrategy, dict[str, Any]]:
 def _number(key: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    if key == "flat_state":
+        return on_or_off(key, value)
     try:
         return int(value) if key == "reserve_bytes" else float(value)
     except ValueError:

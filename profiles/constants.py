@@ -39,7 +39,7 @@ SHARES = (
 )
 """Fields of a device kind that are fitted."""
 
-COMPILED = Stack(name="compiled")
+COMPILED = Stack(name="compiled", flat_state=False)
 """The planner's own programs, with the links' and kinds' own constants."""
 
 
@@ -138,6 +138,8 @@ def _default(kind: type, name: str) -> Any:
 def _toml(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(one) for one in value) + "]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

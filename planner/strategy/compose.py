@@ -28,6 +28,7 @@ from planner.strategy.scheduled import has_formula, homes, pipeline_s, stage_blo
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import Leaf, Work
+from planner.strategy.zero import splits
 
 
 @dataclass(frozen=True)
@@ -190,57 +191,77 @@ def _stage_time(
     comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.items())
     if measured is not None:  # what collectives take of it is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
-    owned = held(work.leaves, blocks)  # type: ignore[arg-type]
-    weights = trained = gradients = moved = starts = 0.0
-    for leaf, elements in owned:
-        facts = leaf.facts
-        weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
-        weights += elements * weight_bytes
-        if not facts.trained:
-            continue
-        trained += elements * weight_bytes
-        itemsize = _gradient_itemsize(leaf, strategy)
-        gradients += elements * itemsize
-        starts += 1.0
-        kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
-        share = elements / (strategy.dp if strategy.zero else 1)
-        moved += share * (2 * weight_bytes + itemsize + 2 * kept)
-    if strategy.bucket_bytes:
-        starts = max(1.0, math.ceil(gradients / strategy.bucket_bytes))
+    split, whole = _state(held(work.leaves, blocks), strategy, stack)  # type: ignore[arg-type]
+    dp = strategy.dp
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
-    update_s = moved / bandwidth
+    update_s = (split.moved / dp + whole.moved) / bandwidth
     if (microbatches > 1 or strategy.pp > 1) and measured is None:  # added to those before
-        backward += 3.0 * gradients / (strategy.dp if strategy.zero >= 2 else 1) / bandwidth
+        kept = split.gradients / (dp if strategy.zero >= 2 else 1) + whole.gradients
+        backward += 3.0 * kept / bandwidth
     if measured is not None and measured.update_s is not None:
         update_s = measured.update_s / (strategy.dp if strategy.zero else 1)
-    gather_s = reduce_s = renewed_s = 0.0  # each microbatch; gradients, and new values of parameters, once a step
+    gather_s = renewed_s = 0.0  # each microbatch; new values of parameters, once a step
+    reduce_s = links.seconds("all_reduce", "dp", whole.gradients, whole.starts)  # gradients, once a step
     if strategy.zero == 3:
-        one_way = links.seconds("all_gather", "dp", weights, starts)
-        scatter = links.seconds("reduce_scatter", "dp", gradients, starts)
+        one_way = links.seconds("all_gather", "dp", split.weights, split.starts)
+        scatter = links.seconds("reduce_scatter", "dp", split.gradients, split.starts)
         compute = forward + backward - comm
         hidden = stack.parameter_overlap * compute if strategy.overlap_parameters else 0.0
         gather_s = max(0.0, 2.0 * one_way + scatter - hidden)
         forward, backward = forward + gather_s / 3.0, backward + 2.0 * gather_s / 3.0
     elif strategy.zero == 2:
-        renewed_s = links.seconds("all_gather", "dp", trained, starts)
-        gather_s = links.seconds("reduce_scatter", "dp", gradients, starts)
+        renewed_s = links.seconds("all_gather", "dp", split.trained, split.starts)
+        gather_s = links.seconds("reduce_scatter", "dp", split.gradients, split.starts)
         if strategy.overlap_gradients:
             gather_s = max(0.0, gather_s - stack.gradient_overlap * (backward - comm / 2.0))
         backward += gather_s
     elif strategy.zero == 1:
-        reduce_s = links.seconds("reduce_scatter", "dp", gradients, starts)
-        renewed_s = links.seconds("all_gather", "dp", trained, starts)
-    else:
-        reduce_s = links.seconds("all_reduce", "dp", gradients, starts)
+        reduce_s += links.seconds("reduce_scatter", "dp", split.gradients, split.starts)
+        renewed_s = links.seconds("all_gather", "dp", split.trained, split.starts)
     if strategy.cp > 1:
-        reduce_s += links.seconds("all_reduce", "cp", gradients / (strategy.dp if strategy.zero else 1), starts)
+        starts = split.starts + whole.starts
+        reduce_s += links.seconds("all_reduce", "cp", split.gradients / dp + whole.gradients, starts)
     behind = _window_s(backward, strategy, microbatches) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
     before = forward * stack.parameter_overlap if strategy.overlap_parameters else 0.0
     exposed_s = max(0.0, reduce_s - behind) + max(0.0, renewed_s - before)
     tied_s = _tied_s(work, stage, blocks, links, strategy, stack) if strategy.pp > 1 else 0.0
     whole_s = reduce_s + renewed_s + tied_s
     return StageTime(forward, backward, comm, send_s, gather_s, whole_s, exposed_s + tied_s, update_s)
+
+
+@dataclass
+class _State:
+    """Bytes of parameters on one device before ZeRO splits any: of all values, of trained ones and their gradients, and
+    what an update moves; and how many collectives reduce the gradients."""
+
+    weights: float = 0.0
+    trained: float = 0.0
+    gradients: float = 0.0
+    moved: float = 0.0
+    starts: float = 0.0
+
+
+def _state(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack) -> tuple[_State, _State]:
+    """Of the parameters that data-parallel devices split under the strategy, and of those that stay whole."""
+    split, whole = _State(), _State()
+    for leaf, elements in owned:
+        facts = leaf.facts
+        found = split if strategy.zero and splits(leaf, strategy.dp, flat=stack.flat_state) else whole
+        weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
+        found.weights += elements * weight_bytes
+        if not facts.trained:
+            continue
+        found.trained += elements * weight_bytes
+        itemsize = _gradient_itemsize(leaf, strategy)
+        found.gradients += elements * itemsize
+        found.starts += 1.0
+        kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
+        found.moved += elements * (2 * weight_bytes + itemsize + 2 * kept)
+    for found in (split, whole):
+        if strategy.bucket_bytes and found.gradients:
+            found.starts = math.ceil(found.gradients / strategy.bucket_bytes)
+    return split, whole
 
 
 def _gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:

@@ -16,6 +16,7 @@ from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import ClassWork, Work
+from planner.strategy.zero import splits
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,17 @@ def stage_memory(
     for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
         facts = leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
-        parameters += weight / (dp if strategy.zero == 3 else 1)
-        if strategy.zero == 3:
+        ways = dp if splits(leaf, dp, flat=stack.flat_state) else 1
+        parameters += weight / (ways if strategy.zero == 3 else 1)
+        if strategy.zero == 3 and ways > 1:
             for key in leaf.readers & blocks.keys():
                 share = sum(blocks[k] for k in leaf.readers if k in blocks) if leaf.layered else 1
                 gathered[key] = gathered.get(key, 0.0) + weight / share
         if not facts.trained:
             continue
-        gradients += elements * _gradient_bytes(facts, strategy, stack) / (dp if strategy.zero >= 2 else 1)
+        gradients += elements * _gradient_bytes(facts, strategy, stack) / (ways if strategy.zero >= 2 else 1)
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
-        optimizer += elements * kept / (dp if strategy.zero >= 1 else 1)
+        optimizer += elements * kept / (ways if strategy.zero >= 1 else 1)
     saved = transient = 0.0
     for key, count in blocks.items():
         one = work.classes[key]

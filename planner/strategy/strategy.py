@@ -129,9 +129,7 @@ def _value(name: str, value: Any) -> Any:
         return tuple(value) if name == "partition" and value is not None else value
     word = value.lower()
     if name in _FLAGS:
-        if word not in _WORDS:
-            raise InputError("MP180", f"{name}={value}: it is on or off", "")
-        return _WORDS[word]
+        return on_or_off(name, value)
     if name == "partition":
         try:
             return tuple(int(part) for part in value.split("+"))
@@ -143,6 +141,17 @@ def _value(name: str, value: Any) -> Any:
         except ValueError:
             raise InputError("MP180", f"{name}={value} is no whole number", "") from None
     return None if word == "none" and name in ("gradient_dtype", "matmul_dtype") else value
+
+
+def on_or_off(name: str, value: str) -> bool:
+    """What `on`, `off` or another word of the same meaning says.
+
+    Raises:
+        InputError: MP180 for any other word.
+    """
+    if value.lower() not in _WORDS:
+        raise InputError("MP180", f"{name}={value}: it is on or off", "")
+    return _WORDS[value.lower()]
 
 
 def check_strategy(strategy: Strategy) -> Strategy:

@@ -77,13 +77,14 @@ class Leaf:
     """A parameter as one device of the tensor-parallel group holds it.
 
     Attributes:
-        elements: that one block of a reading class needs.
+        elements: that one block of a reading class needs; shape: of these, on one device.
         layered: whether every block reads an item of its own.
         readers: block classes.
     """
 
     facts: Parameter
     elements: float
+    shape: tuple[int, ...]
     layered: bool
     readers: frozenset[str]
 
@@ -254,9 +255,13 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
     space, found = decision.space, []
     for name, node in decision.parameter_nodes.items():
         storage = decision.storage[name]
-        elements = math.prod(node.tensor.shape) / split_factor(storage.value, space.mesh)
+        shape = list(node.tensor.shape)
+        for code, size in zip(storage.value, space.mesh, strict=True):
+            if code >= 0:
+                shape[code] //= size
         layered = node.count > len(node.names)
-        found.append(Leaf(space.graph.params[name], elements, layered, frozenset(key for key, _ in node.places)))
+        readers = frozenset(key for key, _ in node.places)
+        found.append(Leaf(space.graph.params[name], float(math.prod(shape)), tuple(shape), layered, readers))
     return tuple(found)
 
 
