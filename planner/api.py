@@ -15,7 +15,7 @@ from planner.completeness import missing_in_plan
 from planner.figure_sources import figure_sources
 from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
-from planner.frontend.microbatch import MicrobatchCheck, check_microbatches
+from planner.frontend.microbatch import DECLARE, MicrobatchCheck, check_microbatches
 from planner.frontend.task import TrainingTask
 from planner.lowering import compile as lowering
 from planner.lowering.compile import Trainer
@@ -133,6 +133,8 @@ def plan(
     if measured is not None:
         findings += coverage_findings(kinds, measured, result.score.layout.graph)
     findings += op_findings(result.score)
+    if named is not None:
+        findings += named.findings(g.decision for stage in result.score.layout.stages for g in stage.groups)
     scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()
     label = name or f"{task.name} on {target.name}"
     return assemble_plan(
@@ -169,20 +171,14 @@ def _microbatch_findings(
 ) -> list[Finding]:
     if check.splits:
         return []
-    where = f" in {check.op} ({check.source})" if check.op else ""
-    message = f"the batch cannot be split into microbatches: {check.reason}{where}"
-    hint = (
-        "declare what the loss is: reduction='weighted' and return (sum, weight) for a masked mean; "
-        "independent_microbatches=True where each microbatch's own statistics are wanted"
-    )
     if pinned is not None and pinned != global_batch:
-        raise InputError("MP170", f"microbatch={pinned} was asked for, but {message}", hint)
+        raise InputError("MP170", f"microbatch={pinned} was asked for, but {check.message}", DECLARE)
     return [
         Finding(
             code="MP170",
             severity="warning",
-            message=f"{message}; planned as one microbatch",
-            hint=hint,
+            message=f"{check.message}; planned as one microbatch",
+            hint=DECLARE,
             where=check.source,
         )
     ]

@@ -21,6 +21,7 @@ from costmodel.stack import Stack, check_stack
 from planner import arguments as given
 from planner.api import load_task
 from planner.frontend.task import TrainingTask
+from planner.planfile.schema import Finding
 from planner.profile_facts import facts_of_kinds
 from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
@@ -83,6 +84,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         error_bar: least and most step time, seconds, that nine of ten such configurations stay within.
         mfu: model FLOPs over the devices' peak in the main dtype, nothing recomputed counted.
         provenance: where compute, communication and memory figures come from.
+        findings: what the strategy asks for and does not get (MP176 to MP178).
     """
 
     strategy: Strategy
@@ -98,6 +100,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float
     stack: str
     provenance: dict[str, str]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -210,6 +213,7 @@ class Estimator:
             mfu=self._captured.example_flops * batch / (time_s * peak),
             stack=stack.name,
             provenance=_provenance(estimator, strategy, dtype),
+            findings=estimator.findings(strategy),
         )
 
 

@@ -46,6 +46,19 @@ class MicrobatchCheck:
     op: str = ""
     source: str = ""
 
+    @property
+    def message(self) -> str:
+        """Why the batch cannot be split, and where it says so."""
+        where = f" in {self.op} ({self.source})" if self.op else ""
+        return f"the batch cannot be split into microbatches: {self.reason}{where}"
+
+
+DECLARE = (
+    "declare what the loss is: reduction='weighted' and return (sum, weight) for a masked mean; "
+    "independent_microbatches=True where each microbatch's own statistics are wanted"
+)
+"""What to do about a batch that cannot be split."""
+
 
 def check_microbatches(task: TrainingTask) -> MicrobatchCheck:
     """Checks the task at two batch sizes. A task that declares its microbatches independent is taken at its word."""

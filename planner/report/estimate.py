@@ -4,14 +4,17 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from costmodel.units import format_bytes, format_seconds
 from planner.compile_check import CompiledGroup
 from planner.estimating import Estimate
 from planner.report.table import format_table
+from planner.report.text import format_findings
 from planner.strategy.memory import StageMemory
 from planner.strategy.strategy import Strategy
 
-HEADINGS = ("Step", "Memory of each device", "Compiled", "Strategies, fastest first")
+HEADINGS = ("Step", "Memory of each device", "Compiled", "Strategies, fastest first", "Findings")
 
 _PARTS = {
     "compute_s": "compute of the slowest stage, what is recomputed included",
@@ -30,6 +33,8 @@ def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) 
     if compiled:
         parts.append(f"Compiled\n{_compiled(compiled)}")
     sources = ", ".join(f"{name} {source}" for name, source in estimate.provenance.items())
+    if estimate.findings:
+        parts.append(f"Findings\n{format_findings(estimate.findings)}")
     return "\n\n".join([*parts, f"figures: {sources}; stack: {estimate.stack}"]) + "\n"
 
 
@@ -53,7 +58,9 @@ def render_comparison(estimates: Sequence[Estimate], compiled: Sequence[Sequence
         for one, groups in zip(estimates, compiled, strict=False)
         if groups
     )
-    return f"Strategies, fastest first\n{table}\n{asked}"
+    findings = tuple({finding: None for one in estimates for finding in one.findings})  # each once, in order
+    said = f"\nFindings\n{format_findings(findings)}\n" if findings else ""
+    return f"Strategies, fastest first\n{table}\n{said}{asked}"
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -85,6 +92,7 @@ def document(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> dict
         "mfu": estimate.mfu,
         "stack": estimate.stack,
         "provenance": estimate.provenance,
+        "findings": [msgspec.to_builtins(finding) for finding in estimate.findings],
         **asked,
     }
 

@@ -14,6 +14,7 @@ from costmodel.graph import ModelGraph
 from planner.assemble import main_dtype
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
+from planner.frontend.microbatch import MicrobatchCheck, check_microbatches
 from planner.frontend.task import TrainingTask
 from planner.search.candidates import Facts
 from planner.space.decision import Decision
@@ -44,6 +45,11 @@ class CapturedModel:
                 capture(self.task, microbatch), known.joins if known is not None else None
             )
         return self._graphs[microbatch]
+
+    @cached_property
+    def microbatches(self) -> MicrobatchCheck:
+        """Whether the task's batch may be split into microbatches."""
+        return check_microbatches(self.task)
 
     @cached_property
     def example_flops(self) -> float:

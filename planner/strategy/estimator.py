@@ -8,9 +8,12 @@ from costmodel.compute import peak_flops_per_s
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import InputError
 from costmodel.stack import Stack
+from planner.frontend.microbatch import DECLARE
+from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
+from planner.strategy.findings import degree_findings, held_in_estimate, overlap_findings
 from planner.strategy.layer_table import LayerTable, MeasuredStage
 from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
@@ -39,12 +42,13 @@ class StrategyEstimator:
     layers: LayerTable | None = None
     _links: dict[_LinksKey, AxisLinks] = field(default_factory=dict)
     _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
+    _findings: dict[tuple[int, int, int, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
 
     def microbatches(self, strategy: Strategy, global_batch: int) -> int:
         """Microbatches of a step on each replica.
 
         Raises:
-            InputError: MP185 if the batch does not divide.
+            InputError: MP185 if the batch does not divide; MP170 if it must not be split.
         """
         each = strategy.dp * strategy.microbatch
         count, left = divmod(global_batch, each)
@@ -54,6 +58,11 @@ class StrategyEstimator:
             )
             nearest = " and ".join(str(n * each) for n in sorted({max(1, count), count + 1}))
             raise InputError("MP185", message, f"the global batch must be a multiple of {each}, such as {nearest}")
+        if count > 1 and not self.model.microbatches.splits:
+            message = (
+                f"microbatch={strategy.microbatch} makes {count} microbatches, but {self.model.microbatches.message}"
+            )
+            raise InputError("MP170", message, f"microbatch={global_batch // strategy.dp} keeps it whole; or {DECLARE}")
         return count
 
     def facts_of(self, kind: DeviceKind) -> Facts:
@@ -138,6 +147,15 @@ class StrategyEstimator:
             return None
         found = self.layers.stages(work, strategy)
         return [one if kind.name == self.layers.kind else None for one, kind in zip(found, kinds, strict=True)]
+
+    def findings(self, strategy: Strategy) -> tuple[Finding, ...]:
+        """What the strategy asks for and does not get."""
+        key = (strategy.dp, strategy.tp, strategy.cp, strategy.zero, strategy.sp)
+        if key not in self._findings:
+            work = self.model.work(self.facts_of(self.kinds(strategy)[0]), strategy)
+            held = held_in_estimate(work, strategy, self.stack)
+            self._findings[key] = tuple(degree_findings(held, strategy))
+        return (*self._findings[key], *overlap_findings(strategy, self.stack))
 
     def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
         """Memory of every stage."""

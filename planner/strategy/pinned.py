@@ -1,14 +1,18 @@
 """A strategy as pins of the search: the plan that it names, to be explained, compiled and run like any other."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
+from planner.planfile.schema import Finding
 from planner.search.candidates import Remat, Restrict, pool_devices
 from planner.search.pinned import GroupPin, StagePin
 from planner.search.problem import IntraOpProblem
+from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
+from planner.strategy.findings import degree_findings, held_in_plan
 from planner.strategy.restricted import Role, restricted
 from planner.strategy.strategy import Strategy
 
@@ -33,6 +37,7 @@ class StrategyPins:
 
     Attributes:
         microbatch: examples of one microbatch of all replicas together.
+        roles: of the axes of a stage's mesh.
     """
 
     stages: tuple[StagePin, ...]
@@ -40,6 +45,12 @@ class StrategyPins:
     remat: Remat
     microbatch: int
     schedule: str
+    strategy: Strategy
+    roles: tuple[Role, ...]
+
+    def findings(self, decisions: Iterable[Decision]) -> tuple[Finding, ...]:
+        """What the strategy asks for and the decisions of a plan's stages do not give."""
+        return tuple(degree_findings(held_in_plan(decisions, self.roles), self.strategy))
 
 
 def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
@@ -75,6 +86,8 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         remat="full" if strategy.remat == "full" else "none",
         microbatch=strategy.microbatch * strategy.dp,
         schedule="interleaved" if strategy.interleave > 1 and strategy.schedule == "1f1b" else strategy.schedule,
+        strategy=strategy,
+        roles=roles,
     )
 
 

@@ -25,6 +25,7 @@ from planner.space.model_space import ModelSpace
 from planner.space.nodes import AnyNode, BatchNode, GroupNode, ParameterNode, PortNode
 from planner.space.parameters import Storage
 from planner.space.setting import Setting
+from planner.strategy.divisible import require_matrices, require_positions
 
 Role = Literal["batch", "context", "model"]
 _MANY = 64  # microbatches: what can be done once a step is
@@ -35,7 +36,8 @@ def choose(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool) -> tuple[int
     """The option of each node of a space under roles of its axes.
 
     Raises:
-        InfeasibleError: MP181 where no assignment conforms.
+        InputError: MP181 for an axis that the model has nothing for. InfeasibleError: MP181 where no assignment
+            conforms.
     """
     problem = space.problem(Setting(microbatches=_MANY, stages=1, in_flight=1, remat="none"), limit_bytes=np.inf)
     solution = solve(restricted(space, problem, roles, sp=sp), budget=_BUDGET)
@@ -52,13 +54,27 @@ def restricted(
 
     Args:
         zero: what of parameters' state axes of examples split (`planner.strategy.strategy.Strategy`).
+
+    Raises:
+        InputError: MP181 for an axis that the model has nothing for.
     """
+    _require_use(space, roles, sp=sp)
     allow = _Allowed(space, roles, sp, zero)
     nodes = []
     for node, priced in zip(space.nodes, problem.nodes, strict=True):
         keep = allow.of(node)
         nodes.append(replace(priced, time_s=np.where(keep, priced.time_s, np.inf)) if keep.any() else priced)
     return replace(problem, nodes=tuple(nodes))
+
+
+def _require_use(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool) -> None:
+    for size, role in zip(space.mesh, roles, strict=True):
+        if role == "model":
+            require_matrices(space, size)
+            if sp:
+                require_positions(space.graph, f"sp=on with tp={size}", size)
+        elif role == "context":
+            require_positions(space.graph, f"cp={size}", size)
 
 
 class _Allowed:

@@ -78,6 +78,7 @@ class Leaf:
 
     Attributes:
         elements: that one block of a reading class needs; shape: of these, on one device.
+        tensor_dim: dim that tensor parallelism splits, if any.
         layered: whether every block reads an item of its own.
         readers: block classes.
     """
@@ -85,6 +86,7 @@ class Leaf:
     facts: Parameter
     elements: float
     shape: tuple[int, ...]
+    tensor_dim: int | None
     layered: bool
     readers: frozenset[str]
 
@@ -255,13 +257,21 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
     space, found = decision.space, []
     for name, node in decision.parameter_nodes.items():
         storage = decision.storage[name]
-        shape = list(node.tensor.shape)
+        shape, tensor_dim = list(node.tensor.shape), None
         for code, size in zip(storage.value, space.mesh, strict=True):
-            if code >= 0:
+            if code >= 0:  # parameters are whole for axes of the context
                 shape[code] //= size
-        layered = node.count > len(node.names)
-        readers = frozenset(key for key, _ in node.places)
-        found.append(Leaf(space.graph.params[name], float(math.prod(shape)), tuple(shape), layered, readers))
+                tensor_dim = code
+        found.append(
+            Leaf(
+                facts=space.graph.params[name],
+                elements=float(math.prod(shape)),
+                shape=tuple(shape),
+                tensor_dim=tensor_dim,
+                layered=node.count > len(node.names),
+                readers=frozenset(key for key, _ in node.places),
+            )
+        )
     return tuple(found)
 
 

@@ -1,0 +1,139 @@
+"""What a strategy asks for and does not get: parameters that its degrees do not divide, overlap that hides nothing."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from costmodel.stack import Stack
+from planner.check.finding import some
+from planner.planfile.schema import Finding
+from planner.search.baselines import split_dim
+from planner.space.decision import Decision
+from planner.strategy.restricted import Role
+from planner.strategy.strategy import Strategy
+from planner.strategy.work import Work
+from planner.strategy.zero import splits
+
+_LEAST_SHARE = 0.01  # of the model's parameters: what is smaller is not worth a word
+
+
+@dataclass(frozen=True)
+class HeldParameter:
+    """How one parameter lies on a strategy's devices.
+
+    Attributes:
+        shape: whole, of one layer's item; elements: of all layers.
+        tensor_dim: dim that tensor parallelism splits, if any.
+        state_split: whether data-parallel devices split its state, as far as the ZeRO stage goes.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    elements: int
+    trained: bool
+    tensor_dim: int | None
+    state_split: bool
+
+
+def held_in_estimate(work: Work, strategy: Strategy, stack: Stack) -> list[HeldParameter]:
+    """Parameters as `planner.estimate` prices them."""
+    found = []
+    for leaf in work.leaves:
+        shape = list(leaf.shape)
+        if leaf.tensor_dim is not None:
+            shape[leaf.tensor_dim] *= strategy.tp
+        split = splits(leaf, strategy.dp, flat=stack.flat_state)
+        facts = leaf.facts
+        found.append(
+            HeldParameter(facts.path, tuple(shape), facts.elements, facts.trained, leaf.tensor_dim, state_split=split)
+        )
+    return found
+
+
+def held_in_plan(decisions: Iterable[Decision], roles: Sequence[Role]) -> list[HeldParameter]:
+    """Parameters as the decisions of a plan's stages store them."""
+    found = {}
+    for decision in decisions:
+        for name, node in decision.parameter_nodes.items():
+            storage, facts = decision.storage[name], decision.space.graph.params[name]
+            dims = {role: code for role, code in zip(roles, storage.value, strict=True) if code >= 0}
+            state = {role: code for role, code in zip(roles, storage.optimizer, strict=True) if code >= 0}
+            found[name] = HeldParameter(
+                name, node.tensor.shape, facts.elements, facts.trained, dims.get("model"), state_split="batch" in state
+            )
+    return list(found.values())
+
+
+def degree_findings(held: Sequence[HeldParameter], strategy: Strategy) -> Iterator[Finding]:
+    """MP176 of tensor parallelism and MP177 of ZeRO: what their degrees do not divide."""
+    elements = max(1, sum(one.elements for one in held))
+    if strategy.tp > 1:
+        matrices = [one for one in held if len(one.shape) > 1]
+        yield from _whole_matrices([one for one in matrices if one.tensor_dim is None], strategy.tp, elements)
+        yield from _split_elsewhere(matrices, strategy.tp, elements)
+    if strategy.zero and strategy.dp > 1:
+        whole = [one for one in held if one.trained and not one.state_split]
+        share = sum(one.elements for one in whole) / elements
+        if share >= _LEAST_SHARE:
+            yield Finding(
+                code="MP177",
+                severity="warning",
+                message=f"zero={strategy.zero}: dp={strategy.dp} divides no dim of {_named(whole)}, {share:.0%} of the "
+                f"parameters, whose state stays whole on each of {strategy.dp} devices",
+                hint="choose a dp that divides their dims; in an estimate, `flat_state=on` or the stack of a framework "
+                "splits state as one array",
+            )
+
+
+def _whole_matrices(whole: Sequence[HeldParameter], tp: int, elements: int) -> Iterator[Finding]:
+    share = sum(one.elements for one in whole) / elements
+    if share >= _LEAST_SHARE:
+        yield Finding(
+            code="MP176",
+            severity="warning",
+            message=f"tp={tp} divides no dim of {_named(whole)}, {share:.0%} of the parameters: each of {tp} devices "
+            "holds and computes them whole",
+            hint="choose a tp that divides their dims",
+        )
+
+
+def _split_elsewhere(matrices: Sequence[HeldParameter], tp: int, elements: int) -> Iterator[Finding]:
+    moved = []
+    for one in matrices:
+        named = split_dim(one.path, one.shape)
+        if named is not None and one.shape[named] % tp and one.tensor_dim is not None:
+            moved.append((one, named))
+    if sum(one.elements for one, _ in moved) / elements >= _LEAST_SHARE:
+        sizes = ", ".join(str(n) for n in sorted({one.shape[dim] for one, dim in moved}))
+        yield Finding(
+            code="MP176",
+            severity="note",
+            message=f"tp={tp} does not divide {sizes}, so that {_named([one for one, _ in moved])} cannot be split as "
+            "usual: priced with the best split of another dim, which frameworks may not offer",
+            hint="choose a tp that divides them, or pad them",
+        )
+
+
+def _named(held: Sequence[HeldParameter]) -> str:
+    largest = sorted(held, key=lambda one: (-one.elements, one.path))
+    return some([f"{one.path} {one.shape}" for one in largest], limit=3)
+
+
+def overlap_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
+    """MP178: overlap that the strategy asks for and the stack's constants say hides nothing."""
+    asked = {
+        "overlap_gradients": ("gradient_overlap", strategy.dp * strategy.cp > 1),
+        "overlap_parameters": ("parameter_overlap", strategy.dp > 1 and strategy.zero > 0),
+        "overlap_tensor": ("tensor_overlap", strategy.tp * strategy.cp > 1),
+    }
+    for name, (constant, moves) in asked.items():
+        if not getattr(strategy, name):
+            continue
+        hint = ""
+        if not moves:
+            reason = "the strategy has no such collectives"
+        elif getattr(stack, constant) == 0.0:
+            reason = f"stack {stack.name} hides none of them ({constant} is 0)"
+            hint = f"give a share of compute that they can hide behind, {constant}=0.5, or another stack"
+        else:
+            continue
+        yield Finding(code="MP178", severity="note", message=f"{name}=on changes nothing: {reason}", hint=hint)
