@@ -14,13 +14,13 @@ activation (a gradient is as large).
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.device_kind import DeviceKind
 from costmodel.pipeline import gpipe_time_s
 from costmodel.stack import Stack
+from planner.strategy.blocks import Blocks
 from planner.strategy.layer_table import MeasuredStage
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
@@ -70,7 +70,7 @@ class StepTime:
 
 def step_time(
     work: Work,
-    parts: Sequence[Counter[str]],
+    parts: Sequence[Blocks],
     times: Sequence[dict[str, ClassTimes]],
     paces: Sequence[tuple[DeviceKind, float]],
     links: AxisLinks,
@@ -92,7 +92,10 @@ def step_time(
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
         own = measured[s] if measured is not None else None
-        alike = (tuple(blocks.items()), paces[s][0].name, paces[s][1], s in (0, len(stages) - 1), own)
+        single = frozenset(
+            i for i, leaf in enumerate(work.leaves) if not leaf.layered and leaf.readers & blocks.positions
+        )
+        alike = (blocks.key, single, paces[s][0].name, paces[s][1], s in (0, len(stages) - 1), own)
         if alike not in known:
             known[alike] = _stage_time(work, s, blocks, times[s], paces[s], links, strategy, stack, send_s, m, own)
         rows.append(known[alike])
@@ -135,7 +138,7 @@ def step_time(
 
 
 def _simulated_s(
-    parts: Sequence[Counter[str]],
+    parts: Sequence[Blocks],
     rows: Sequence[StageTime],
     times: Sequence[dict[str, ClassTimes]],
     strategy: Strategy,
@@ -146,9 +149,15 @@ def _simulated_s(
     """The pipeline under a schedule without a formula. What a stage does beside its blocks (gathers of parameters,
     adding up gradients), and the stack's time for each microbatch, are spread evenly over the stage's parts."""
     home = homes(strategy)
-    forward = [sum(n * times[home[k]][key].forward_s for key, n in blocks.items()) for k, blocks in enumerate(parts)]
-    backward = [sum(n * times[home[k]][key].backward_s for key, n in blocks.items()) for k, blocks in enumerate(parts)]
-    weight = [sum(n * times[home[k]][key].weight_s for key, n in blocks.items()) for k, blocks in enumerate(parts)]
+    forward = [
+        sum(n * times[home[k]][key].forward_s for key, n in blocks.classes.items()) for k, blocks in enumerate(parts)
+    ]
+    backward = [
+        sum(n * times[home[k]][key].backward_s for key, n in blocks.classes.items()) for k, blocks in enumerate(parts)
+    ]
+    weight = [
+        sum(n * times[home[k]][key].weight_s for key, n in blocks.classes.items()) for k, blocks in enumerate(parts)
+    ]
     for stage, row in enumerate(rows):
         own = [part for part in range(len(parts)) if home[part] == stage]
         ahead = row.forward_s + stack.microbatch_s / 2.0 - sum(forward[part] for part in own)
@@ -176,7 +185,7 @@ def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:
 def _stage_time(
     work: Work,
     stage: int,
-    blocks: dict[str, int],
+    blocks: Blocks,
     times: dict[str, ClassTimes],
     pace: tuple[DeviceKind, float],
     links: AxisLinks,
@@ -186,12 +195,12 @@ def _stage_time(
     microbatches: int,
     measured: MeasuredStage | None = None,
 ) -> StageTime:
-    forward = sum(n * times[key].forward_s for key, n in blocks.items())
-    backward = sum(n * times[key].backward_s for key, n in blocks.items())
-    comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.items())
+    forward = sum(n * times[key].forward_s for key, n in blocks.classes.items())
+    backward = sum(n * times[key].backward_s for key, n in blocks.classes.items())
+    comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.classes.items())
     if measured is not None:  # what collectives take of it is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
-    split, whole = _state(held(work.leaves, blocks), strategy, stack)  # type: ignore[arg-type]
+    split, whole = _state(held(work.leaves, blocks), strategy, stack)
     dp = strategy.dp
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
@@ -279,16 +288,14 @@ def _window_s(backward_s: float, strategy: Strategy, microbatches: int) -> float
     return backward_s * (p * (v - 1) / v + 1.0 / v) if v > 1 else backward_s
 
 
-def _tied_s(
-    work: Work, stage: int, blocks: dict[str, int], links: AxisLinks, strategy: Strategy, stack: Stack
-) -> float:
+def _tied_s(work: Work, stage: int, blocks: Blocks, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
     """Gradients of a parameter that the first and the last stage hold meet in an all-reduce of the two."""
     if stage not in (0, strategy.pp - 1):
         return 0.0
     link = links.by_axis["pp"]
     size = 0.0
-    for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
-        elsewhere = any(key not in blocks for key in leaf.readers)
+    for leaf, elements in held(work.leaves, blocks):
+        elsewhere = not leaf.readers <= blocks.positions
         if not leaf.layered and elsewhere and leaf.facts.trained:
             size += elements * _gradient_itemsize(leaf, strategy)
     return link.start_s + size / link.bandwidth_bytes_per_s if size else 0.0

@@ -6,12 +6,13 @@ from 3.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Parameter
 from costmodel.stack import Stack
+from planner.strategy.blocks import Blocks
 from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
@@ -75,33 +76,33 @@ def in_flight(strategy: Strategy, stage: int, microbatches: int) -> float:
 
 def stage_memory(
     work: Work,
-    blocks: Mapping[str, int],
+    blocks: Blocks,
     kind: DeviceKind,
     strategy: Strategy,
     stack: Stack,
     flying: float,
     limit_bytes: int,
 ) -> StageMemory:
-    """Bytes of one stage; `blocks` are its blocks by class, of which it holds `flying` microbatches."""
+    """Bytes of one stage that holds `flying` microbatches of its blocks."""
     parameters = gradients = optimizer = 0.0
-    gathered: dict[str, float] = {}  # of one block, by class
+    gathered: dict[int, float] = {}  # for one block
     dp = strategy.dp
-    for leaf, elements in held(work.leaves, blocks):  # type: ignore[arg-type]
+    for leaf, elements in held(work.leaves, blocks):
         facts = leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
         ways = dp if splits(leaf, dp, flat=stack.flat_state) else 1
         parameters += weight / (ways if strategy.zero == 3 else 1)
         if strategy.zero == 3 and ways > 1:
-            for key in leaf.readers & blocks.keys():
-                share = sum(blocks[k] for k in leaf.readers if k in blocks) if leaf.layered else 1
-                gathered[key] = gathered.get(key, 0.0) + weight / share
+            reading = leaf.readers & blocks.positions
+            for block in reading:
+                gathered[block] = gathered.get(block, 0.0) + weight / (len(reading) if leaf.layered else 1)
         if not facts.trained:
             continue
         gradients += elements * _gradient_bytes(facts, strategy, stack) / (ways if strategy.zero >= 2 else 1)
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
         optimizer += elements * kept / (ways if strategy.zero >= 1 else 1)
     saved = transient = 0.0
-    for key, count in blocks.items():
+    for key, count in blocks.classes.items():
         one = work.classes[key]
         saved += count * flying * kept_bytes(one, strategy)
         again = one.kept_bytes if strategy.remat == "full" else one.core_bytes if strategy.remat == "selective" else 0.0
@@ -136,13 +137,11 @@ def _gradient_bytes(facts: Parameter, strategy: Strategy, stack: Stack) -> float
     return float(facts.gradient_itemsize)
 
 
-def microbatches_held(
-    work: Work, parts: Sequence[Mapping[str, int]], strategy: Strategy, microbatches: int
-) -> list[float]:
+def microbatches_held(work: Work, parts: Sequence[Blocks], strategy: Strategy, microbatches: int) -> list[float]:
     """For each stage, microbatches whose activations it holds, counted in whole passes over its blocks."""
     if strategy.schedule in CLOSED:
         return [in_flight(strategy, stage, microbatches) for stage in range(strategy.pp)]
-    saved = [sum(n * kept_bytes(work.classes[key], strategy) for key, n in part.items()) for part in parts]
+    saved = [sum(n * kept_bytes(work.classes[key], strategy) for key, n in part.classes.items()) for part in parts]
     counts, home = held_microbatches(strategy, microbatches, saved), homes(strategy)
     out = []
     for stage in range(strategy.pp):

@@ -19,13 +19,13 @@ from costmodel.sharding import REPLICATED, Spec
 from planner.search.baselines import split_dim
 from planner.search.intra_op import solve
 from planner.search.problem import IntraOpProblem, SearchBudget
-from planner.space.backward import is_layered
 from planner.space.dims import batch_dims, sequence_dims
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import AnyNode, BatchNode, GroupNode, ParameterNode, PortNode
 from planner.space.parameters import Storage
 from planner.space.setting import Setting
 from planner.strategy.divisible import require_matrices, require_positions
+from planner.strategy.layers import streams
 
 Role = Literal["batch", "context", "model"]
 _MANY = 64  # microbatches: what can be done once a step is
@@ -81,11 +81,9 @@ class _Allowed:
     def __init__(self, space: ModelSpace, roles: tuple[Role, ...], sp: bool, zero: int):
         self.space, self.roles, self.sp, self.zero = space, roles, sp, zero
         self.batch, self.sequence = batch_dims(space.graph), sequence_dims(space.graph)
-        self.streams = {
-            cls.tensors[cls.inputs[i]].shape
-            for key, cls in space.graph.classes.items()
-            if is_layered(space.graph, key)
-            for i in space.carries[key]
+        self.streams = streams(space.graph)
+        self.stream_shapes = {
+            space.graph.classes[key].tensors[name].shape for key, names in self.streams.items() for name in names
         }
 
     def of(self, node: AnyNode) -> np.ndarray:
@@ -123,7 +121,7 @@ class _Allowed:
                 return False
             if role == "model" and (code in batch or (code in sequence and not self.sp)):
                 return False
-            if role == "model" and code not in sequence and self._shape(key, name) in self.streams:
+            if role == "model" and code not in sequence and self._shape(key, name) in self.stream_shapes:
                 return False
         return True
 
@@ -135,10 +133,7 @@ class _Allowed:
         key, name = node.class_key, node.tensor
         if not self._group_spec(key, name, spec, False):
             return False
-        carried = is_layered(self.space.graph, key) and name in {
-            self.space.graph.classes[key].inputs[i] for i in self.space.carries[key]
-        }
-        if not carried:
+        if name not in self.streams.get(key, ()):
             return True
         sequence = self.sequence[key].get(name, frozenset())
         split = all(c in sequence for c, role in zip(spec, self.roles, strict=True) if role == "model")

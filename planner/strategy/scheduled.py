@@ -4,7 +4,6 @@ GPipe, 1F1B and interleaved 1F1B are priced by formulas (`compose`), which cost 
 `costmodel.schedule.registry` that needs no more than the numbers of stages and microbatches is generated and run.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -13,6 +12,7 @@ from costmodel.schedule.actions import Actor, Schedule
 from costmodel.schedule.registry import FAMILIES, make_schedule
 from costmodel.schedule.validate import held_at_peak
 from costmodel.simulate import SendTimes, StageTimes, simulate
+from planner.strategy.blocks import Blocks, joined
 from planner.strategy.strategy import Strategy
 
 CLOSED = ("1f1b", "gpipe", "interleaved")
@@ -76,12 +76,10 @@ def homes(strategy: Strategy) -> tuple[int, ...]:
     return tuple(home[part] for part in range(parts))
 
 
-def stage_blocks(parts: Sequence[Counter[str]], strategy: Strategy) -> list[Counter[str]]:
+def stage_blocks(parts: Sequence[Blocks], strategy: Strategy) -> list[Blocks]:
     """Blocks of each stage, all of its parts together."""
-    stages: list[Counter[str]] = [Counter() for _ in range(strategy.pp)]
-    for part, stage in zip(parts, homes(strategy), strict=True):
-        stages[stage].update(part)
-    return stages
+    home = homes(strategy)
+    return [joined(part for part, at in zip(parts, home, strict=True) if at == stage) for stage in range(strategy.pp)]
 
 
 def pipeline_s(

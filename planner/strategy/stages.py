@@ -1,15 +1,14 @@
 """Which blocks each stage of a strategy runs, and which parameters its devices hold."""
 
-from collections import Counter
-
 from costmodel.errors import InputError
+from planner.strategy.blocks import Blocks
 from planner.strategy.scheduled import parts_count
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Leaf, Work
 
 
-def parts_of(work: Work, strategy: Strategy) -> list[Counter[str]]:
-    """The model cut into the parts that the schedule runs, each with its blocks by class: layers as the partition says,
+def parts_of(work: Work, strategy: Strategy) -> list[Blocks]:
+    """The model cut into the parts that the schedule runs: layers as the partition says,
     else in equal numbers (what is left over to the middle ones; those at the ends also run what stands before and
     after the layers).
 
@@ -20,12 +19,12 @@ def parts_of(work: Work, strategy: Strategy) -> list[Counter[str]]:
     sizes = layers_of_parts(work, strategy)
     count = len(sizes)
     if count == 1:
-        return [Counter(work.order)]
-    parts, at = [], 0
+        return [Blocks.of(work.order, range(len(work.order)))]
+    parts, at = list[Blocks](), 0
     for i in range(count):
         last = i == len(sizes) - 1
         end = len(work.order) if last else _end(layered, sum(sizes[: i + 1]), at)
-        parts.append(Counter(work.order[at:end]))
+        parts.append(Blocks.of(work.order, range(at, end)))
         at = end
     return parts
 
@@ -71,11 +70,11 @@ def equal_parts(layers: int, count: int) -> tuple[int, ...]:
     return tuple(base + (i in more) for i in range(count))
 
 
-def held(leaves: tuple[Leaf, ...], blocks: Counter[str]) -> list[tuple[Leaf, float]]:
+def held(leaves: tuple[Leaf, ...], blocks: Blocks) -> list[tuple[Leaf, float]]:
     """Leaves that a stage holds, with the elements of each on one device of the tensor-parallel group."""
     found = []
     for leaf in leaves:
-        reading = sum(blocks[key] for key in leaf.readers)
+        reading = len(leaf.readers & blocks.positions)
         if reading:
             found.append((leaf, leaf.elements * (reading if leaf.layered else 1)))
     return found

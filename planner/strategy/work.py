@@ -18,11 +18,11 @@ from costmodel.compute import peak_flops_per_s
 from costmodel.graph import BlockClass, Parameter
 from costmodel.kernels import Kernel, KernelTable, is_matmul, op_dtype
 from costmodel.sharding import result_spec, split_factor
-from planner.space.backward import is_layered
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import Core, attention_cores
+from planner.strategy.layers import layer_classes, streams
 from planner.strategy.strategy import Attention
 
 Floats = NDArray[np.float64]
@@ -42,7 +42,7 @@ class ClassWork:
     """One block of a class, for one microbatch of one size, on one device.
 
     Attributes:
-        blocks: how many the model has; layered: whether they are layers of a stack.
+        blocks: how many the model has; layered: whether they are its layers (`planner.strategy.layers`).
         kernels: of both passes; backward, core: which run backward, and which are recomputed under selective remat;
             flash: which are products inside attention that never stores its scores.
         weight: share of each that only weight gradients need.
@@ -80,7 +80,7 @@ class Leaf:
         elements: that one block of a reading class needs; shape: of these, on one device.
         tensor_dim: dim that tensor parallelism splits, if any.
         layered: whether every block reads an item of its own.
-        readers: block classes.
+        readers: positions of blocks.
     """
 
     facts: Parameter
@@ -88,7 +88,7 @@ class Leaf:
     shape: tuple[int, ...]
     tensor_dim: int | None
     layered: bool
-    readers: frozenset[str]
+    readers: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,28 @@ def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtyp
     """
     decision = decisions["none"]
     graph = decision.space.graph
+    layers = layer_classes(graph)
     classes = {}
     for key, cls in graph.classes.items():
-        classes[key] = _class_work(decisions, key, cls, attention, matmul_dtype)
-    streams = [
-        cls.tensors[cls.inputs[i]].bytes for key, cls in graph.classes.items() for i in decision.space.carries[key]
-    ]
+        classes[key] = _class_work(decisions, key, cls, attention, matmul_dtype, layered=key in layers)
+    handed = [sum(graph.classes[key].tensors[name].bytes for name in names) for key, names in streams(graph).items()]
     return Work(
         microbatch=graph.microbatch,
         classes=classes,
         leaves=_leaves(decision),
         order=tuple(block.class_key for block in graph.blocks),
-        stream_bytes=float(max(streams, default=0)),
+        stream_bytes=float(max(handed, default=0)),
     )
 
 
 def _class_work(
-    decisions: Mapping[str, Decision], key: str, cls: BlockClass, attention: Attention, matmul_dtype: str | None
+    decisions: Mapping[str, Decision],
+    key: str,
+    cls: BlockClass,
+    attention: Attention,
+    matmul_dtype: str | None,
+    *,
+    layered: bool,
 ) -> ClassWork:
     decision = decisions["none"]
     space = decision.space
@@ -179,7 +184,7 @@ def _class_work(
     return ClassWork(
         key=key,
         blocks=layers,
-        layered=is_layered(space.graph, key),
+        layered=layered,
         kernels=KernelTable.of(kernels),
         backward=np.array(backward, dtype=bool),
         core=np.array(core, dtype=bool),
@@ -254,7 +259,11 @@ def _moves(decision: Decision, key: str) -> Moves:
 
 
 def _leaves(decision: Decision) -> tuple[Leaf, ...]:
-    space, found = decision.space, []
+    space, found = decision.space, list[Leaf]()
+    readers: dict[str, set[int]] = defaultdict(set)
+    for at, block in enumerate(space.graph.blocks):
+        for source in block.inputs:
+            readers[source.value].add(at)
     for name, node in decision.parameter_nodes.items():
         storage = decision.storage[name]
         shape, tensor_dim = list(node.tensor.shape), None
@@ -269,7 +278,7 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
                 shape=tuple(shape),
                 tensor_dim=tensor_dim,
                 layered=node.count > len(node.names),
-                readers=frozenset(key for key, _ in node.places),
+                readers=frozenset(readers[name]),
             )
         )
     return tuple(found)
