@@ -77,7 +77,12 @@ def test_unrolled_layers_cost_and_hold_what_scanned_ones_do(
     estimators: tuple[planner.Estimator, planner.Estimator], strategy: str
 ) -> None:
     written, stacked = (one(f"{strategy},microbatch=3", 24) for one in estimators)
-    for part in ("compute_s", "sends_s", "bubble_s", "optimizer_s"):  # collectives start once a parameter, or once a stack
+    for part in (
+        "compute_s",
+        "sends_s",
+        "bubble_s",
+        "optimizer_s",
+    ):  # collectives start once a parameter, or once a stack
         assert getattr(written.breakdown, part) == pytest.approx(getattr(stacked.breakdown, part), rel=0.05)
     for own, other in zip(written.memory, stacked.memory, strict=True):
         assert own.parameters_bytes == pytest.approx(other.parameters_bytes)
