@@ -6,7 +6,7 @@ Each device is one thread of this machine. Every model is profiled once (its ops
 is pinned: microbatch size and number of stages, so that plans differ in what they exercise. The machine should be idle:
 what else runs is measured too, and a profile from a quiet minute predicts no busy one. So a run counts only if the
 profiler's reference product, right before and after it, takes as long as it did in the profile, within `STEADY`; else
-it is repeated, and of `--tries` runs the one in the steadiest minute counts. The steps' times themselves choose nothing.
+it is repeated, and of `--tries` runs the one in the steadiest minute counts. The steps' own times choose nothing.
 """
 
 import argparse

@@ -28,8 +28,10 @@ class Tolerance:
     update: float
 
 
-SINGLE, SHORT = Tolerance(1e-4, 1e-2), Tolerance(1e-2, 0.1)
-"""Where all is float32 or wider, and where some values have 16 bits or fewer: those round at the third digit."""
+SINGLE, SHORT = Tolerance(1e-4, 1e-2), Tolerance(1e-2, 0.2)
+"""Where all is float32 or wider, and where some values have 16 bits or fewer: those round at the third digit. Of small
+bfloat16 models under Adam, plans whose float32 twins agree to 2e-4 have come out up to 0.104 apart after three steps; a
+gradient that is wrong moves the parameters another way, by 1 or so."""
 
 
 def tolerance_of(captured: Capture) -> Tolerance:
