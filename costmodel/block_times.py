@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from costmodel.device_kind import DeviceKind
 from costmodel.estimator import OpCost, OpTimes, Pricing
 from costmodel.graph import BlockClass, ModelGraph, Op, Tensor, derived_from_parameters
+from costmodel.matmul_table import MatmulTable
 from costmodel.provenance import Provenance, weakest
 from costmodel.traffic import Traffic
 
@@ -55,13 +56,15 @@ class BlockScale:
 BlockScales = Mapping[str, BlockScale]
 
 
-def block_scales(blocks: BlockTimes, graph: ModelGraph, kind: DeviceKind, op_times: OpTimes) -> dict[str, BlockScale]:
+def block_scales(
+    blocks: BlockTimes, graph: ModelGraph, kind: DeviceKind, op_times: OpTimes, products: MatmulTable | None = None
+) -> dict[str, BlockScale]:
     """Scales of the classes of a graph that were measured (K1).
 
     Args:
-        op_times: as the ops are priced from.
+        op_times, products: as the ops are priced from.
     """
-    pricing = Pricing(kind=kind, mesh=(), axis_names=(), links=(), op_times=op_times)
+    pricing = Pricing(kind=kind, mesh=(), axis_names=(), links=(), op_times=op_times, products=products)
     found = {}
     for key, cls in graph.classes.items():
         if (block := blocks.get(key)) is None:

@@ -16,10 +16,22 @@ from costmodel.collectives import AxisLink
 from costmodel.compute import op_time_s
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Op, Tensor
-from costmodel.kernels import Kernel, backward_kernels, forward_kernels, kernel_s, op_dtype, provenance
+from costmodel.kernels import (
+    Kernel,
+    backward_kernels,
+    backward_shapes,
+    forward_kernels,
+    is_matmul,
+    kernel_s,
+    measured_product_s,
+    op_dtype,
+    product_shape,
+    provenance,
+)
+from costmodel.matmul_table import MatmulTable
 from costmodel.provenance import Provenance
 from costmodel.resharding import CastTable
-from costmodel.sharding import Spec, Strategy, internal_reductions, local_fraction
+from costmodel.sharding import REPLICATED, Spec, Strategy, internal_reductions, local_fraction
 from costmodel.traffic import Traffic, has_backward
 
 
@@ -52,6 +64,7 @@ class Pricing:
         kind: the device kind.
         mesh, axis_names, links: the mesh, without axes of size one, and what each axis sees.
         op_times: measured ops by key; a split op is charged its share.
+        products: measured matrix products, for products that were not measured as ops.
         collective_lines: measured collectives inside a node, from a profile.
         slowdown: of the slowest device in the mesh (1 = as the kind states).
     """
@@ -61,6 +74,7 @@ class Pricing:
     axis_names: tuple[str, ...]
     links: tuple[AxisLink, ...]
     op_times: OpTimes = field(default_factory=dict)
+    products: MatmulTable | None = None
     collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
     slowdown: float = 1.0
     casts: CastTable = field(init=False)
@@ -84,7 +98,7 @@ class Pricing:
             return OpCost(reduce_s, 0.0)
         ahead, back = self.kernels(op, strategy, tensors, traffic)
         ahead_s, back_s = (sum(kernel_s(kernel, self.kind) for kernel in run) for run in (ahead, back))
-        provenance = self._provenance(op, op_dtype(op, tensors))
+        provenance = self._provenance(op, op_dtype(op, tensors), strategy)
         return OpCost(ahead_s * self.slowdown + reduce_s, back_s * self.slowdown, provenance)
 
     def kernels(
@@ -95,16 +109,22 @@ class Pricing:
             return (), ()
         share, dtype = local_fraction(op, strategy, self.mesh), op_dtype(op, tensors)
         moved = sum(traffic.of(op, strategy, self.mesh))
-        ahead = forward_kernels(op, dtype, self.kind, share, moved, strategy, self.mesh)
+        ahead = forward_kernels(op, dtype, self.kind, share, moved, strategy, self.mesh, self.products)
         if not has_backward(op, tensors):
             return ahead, ()
         moved = traffic.backward(op, strategy, self.mesh)
         by_index = any(touch.by_index for touch in op.touches)
-        back = backward_kernels(op, dtype, self.kind, share, moved, strategy, self.mesh, tensors, launched=by_index)
+        back = backward_kernels(
+            op, dtype, self.kind, share, moved, strategy, self.mesh, tensors, products=self.products, launched=by_index
+        )
         return ahead, back
 
-    def _provenance(self, op: Op, dtype: str) -> Provenance:
-        """How far the roofline of an op can be trusted; few kinds of work differ in it."""
+    def _provenance(self, op: Op, dtype: str, strategy: Strategy) -> Provenance:
+        """How far the price of an op can be trusted; few kinds of work differ in it."""
+        if self.products is not None and op.inside is None and is_matmul(op):
+            timed = measured_product_s(self.products, product_shape(op, strategy, self.mesh), dtype)
+            if timed is not None:
+                return timed[1]
         products = tuple(name for name, _ in op.inside.matmul_flops) if op.inside is not None else ()
         known = dtype, op.work, products
         if known not in self._provenances:
@@ -124,8 +144,9 @@ class Pricing:
 
         It was measured alone. Where it fuses, what the roofline says that fusing saves of its traffic is taken off.
         """
-        ahead_s = measured.forward_s * share
-        back_s = measured.backward_s * share if any(tensors[name].needs_grad for name in op.inputs if name) else 0.0
+        ahead_share, back_share = self._shares(op, strategy, share, tensors)
+        ahead_s = measured.forward_s * ahead_share
+        back_s = measured.backward_s * back_share if any(tensors[n].needs_grad for n in op.inputs if n) else 0.0
         if not op.fuses:
             floor_s = self.kind.launch_s
             return max(ahead_s, floor_s), max(back_s, floor_s) if back_s else 0.0
@@ -137,6 +158,24 @@ class Pricing:
         saved_s = max(0.0, moved_s(traffic.alone(op, strategy, self.mesh), self.kind.launch_s) - fused_s)
         times = max(1.0, op.backward_flops / op.flops) if op.flops else 1.0
         return max(ahead_s - saved_s, fused_s), max(back_s - times * saved_s, times * fused_s) if back_s else 0.0
+
+    def _shares(self, op: Op, strategy: Strategy, share: float, tensors: Mapping[str, Tensor]) -> tuple[float, float]:
+        """What one device's part of an op takes of the whole op's time, forward and backward: `share` of it, or more
+        where measured products say that smaller ones achieve less."""
+        if share == 1.0 or self.products is None or op.inside is not None or not is_matmul(op):
+            return share, share
+        dtype, whole = op_dtype(op, tensors), (REPLICATED,) * len(self.mesh)
+
+        def seconds(way: Strategy) -> list[float] | None:
+            shapes = (product_shape(op, way, self.mesh), *backward_shapes(op, way, self.mesh, tensors))
+            timed = [measured_product_s(self.products, shape, dtype) for shape in shapes]
+            return None if None in timed else [one[0] for one in timed if one is not None]
+
+        part, all_of_it = seconds(strategy), seconds(whole)
+        if part is None or all_of_it is None:
+            return share, share
+        ahead = part[0] / all_of_it[0]
+        return ahead, sum(part[1:]) / sum(all_of_it[1:]) if len(part) > 1 else ahead
 
     def cast_matrix(
         self, tensor: Tensor, sources: Sequence[Spec], targets: Sequence[Spec]

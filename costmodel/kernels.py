@@ -12,6 +12,9 @@ in waves of tiles, one for each multiprocessor, the last of which is half empty 
 (108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). What training runs of
 A100s fit best is smaller (`profiles/stacks`): their kernels hide part of both.
 
+Where products were measured on the device, one of their range takes what `matmul_table` interpolates between them (L4),
+in place of its part of R1 and of R2.
+
 A matrix product's backward pass is a product for each operand that needs a cotangent, with the roles of m, k and n
 exchanged; that of other ops is one kernel. Loops, branches and functions (`Op.inside`) are one kernel whose products
 run without R2, and each of whose launches counts.
@@ -27,11 +30,13 @@ from numpy.typing import NDArray
 from costmodel.compute import matmul_peak_key, peak_flops_per_s, roofline_provenance
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Inside, Op, Tensor
+from costmodel.matmul_table import MatmulTable
 from costmodel.provenance import Provenance, weakest
 from costmodel.sharding import Strategy
 
 Floats = NDArray[np.float64]
 Dims = tuple[float, float]  # elements of the results, depth k
+Shape = tuple[float, float, float, float]  # count, m, k, n of products [m, k] @ [k, n]
 
 ALIGNMENT = 8  # elements of 16 bits: 16 bytes, what tensor cores load at once
 
@@ -136,18 +141,26 @@ def is_matmul(op: Op) -> bool:
 
 
 def forward_kernels(
-    op: Op, dtype: str, kind: DeviceKind, share: float, memory_bytes: float, strategy: Strategy, mesh: Sequence[int]
+    op: Op,
+    dtype: str,
+    kind: DeviceKind,
+    share: float,
+    memory_bytes: float,
+    strategy: Strategy,
+    mesh: Sequence[int],
+    products: MatmulTable | None = None,
 ) -> tuple[Kernel, ...]:
     """Kernels of the `share` of an op's forward pass that one device runs.
 
     Args:
         memory_bytes: read and written in device memory.
         strategy, mesh: how the op is split, for the shape of its product.
+        products: measured on the device.
     """
     if op.inside is not None:
         return (_inside(op.inside, op.flops, dtype, kind, share, memory_bytes),)
     shape = product_shape(op, strategy, mesh) if is_matmul(op) else None
-    return (_kernel(op, op.flops * share, memory_bytes, dtype, kind, shape),)
+    return (_kernel(op, op.flops * share, memory_bytes, dtype, kind, shape, products=products),)
 
 
 def backward_kernels(
@@ -160,30 +173,32 @@ def backward_kernels(
     mesh: Sequence[int],
     tensors: Mapping[str, Tensor],
     *,
+    products: MatmulTable | None = None,
     launched: bool = False,
 ) -> tuple[Kernel, ...]:
     """The same for its backward pass; `launched` where it runs in a kernel of its own though the op itself is fused."""
     if op.inside_backward is not None:
         return (_inside(op.inside_backward, op.backward_flops, dtype, kind, share, memory_bytes),)
+    shapes = backward_shapes(op, strategy, mesh, tensors)
+    if not shapes:
+        return (_kernel(op, op.backward_flops * share, memory_bytes, dtype, kind, None, launched=launched),)
+    each = len(shapes)
+    flops, moved = op.backward_flops * share / each, memory_bytes / each
+    return tuple(_kernel(op, flops, moved, dtype, kind, shape, products=products) for shape in shapes)
+
+
+def backward_shapes(
+    op: Op, strategy: Strategy, mesh: Sequence[int], tensors: Mapping[str, Tensor]
+) -> tuple[Shape, ...]:
+    """`product_shape` of each product of a product's backward pass; none for other ops."""
     wanted = [i for i, name in enumerate(op.inputs[:2]) if name and tensors[name].needs_grad]
     if not is_matmul(op) or len(op.inputs) != 2 or not wanted:
-        return (_kernel(op, op.backward_flops * share, memory_bytes, dtype, kind, None, launched=launched),)
+        return ()
     count, m, k, n = product_shape(op, strategy, mesh)
-    each = len(wanted)
-    return tuple(
-        _kernel(
-            op,
-            op.backward_flops * share / each,
-            memory_bytes / each,
-            dtype,
-            kind,
-            (count, m, n, k) if operand == 0 else (count, k, m, n),
-        )
-        for operand in wanted
-    )
+    return tuple((count, m, n, k) if operand == 0 else (count, k, m, n) for operand in wanted)
 
 
-def product_shape(op: Op, strategy: Strategy, mesh: Sequence[int]) -> tuple[float, float, float, float]:
+def product_shape(op: Op, strategy: Strategy, mesh: Sequence[int]) -> Shape:
     """How many products [m, k] @ [k, n] one device computes in an op, and m, k, n: rows are loop dims of the first
     operand and the result, columns of the second, the depth is what is summed over, and dims of both operands and the
     result count products."""
@@ -207,14 +222,24 @@ def product_shape(op: Op, strategy: Strategy, mesh: Sequence[int]) -> tuple[floa
     return count, m, k, n
 
 
+def measured_product_s(products: MatmulTable | None, shape: Shape, dtype: str) -> tuple[float, Provenance] | None:
+    """Seconds of the products of a `product_shape`, from measured ones; None outside of their range, and for parts of
+    an element, which ops that are split unevenly would have."""
+    if products is None or any(side % 1 or side < 1 for side in shape):
+        return None
+    count, m, k, n = map(int, shape)
+    return products.seconds(m, k, n, dtype, count)
+
+
 def _kernel(
     op: Op,
     flops: float,
     memory_bytes: float,
     dtype: str,
     kind: DeviceKind,
-    shape: tuple[float, float, float, float] | None,
+    shape: Shape | None,
     *,
+    products: MatmulTable | None = None,
     launched: bool = False,
 ) -> Kernel:
     at_peak_s = flops / peak_flops_per_s(dtype, kind, is_matmul=is_matmul(op)).value
@@ -226,6 +251,9 @@ def _kernel(
     if shape is None:
         return Kernel(at_peak_s, 0.0, memory_s, launches)
     count, m, k, n = shape
+    timed = measured_product_s(products, shape, dtype)
+    if timed is not None:
+        return Kernel(timed[0] * kind.matmul_efficiency, 0.0, memory_s, launches)
     return Kernel(
         at_peak_s, 0.0, memory_s, launches, (count * m * n, k), narrow and bool(k % ALIGNMENT or n % ALIGNMENT)
     )

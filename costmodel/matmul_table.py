@@ -61,6 +61,9 @@ class MatmulTable:
     flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float = math.inf
     launch_s: float = 0.0
+    _known: dict[tuple[int, int, int, str, int], tuple[float, Provenance] | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _points: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -77,6 +80,12 @@ class MatmulTable:
         shape, `interpolated` near some; None outside of the measured range."""
         if min(m, k, n, batch) < 1:
             raise ValueError(f"a product has sides of at least 1, got {(m, k, n)} and batch {batch}")
+        key = (m, k, n, dtype, batch)
+        if key not in self._known:
+            self._known[key] = self._seconds(m, k, n, dtype, batch)
+        return self._known[key]
+
+    def _seconds(self, m: int, k: int, n: int, dtype: str, batch: int) -> tuple[float, Provenance] | None:
         if (dtype, batch > 1) not in self._points:
             return None
         points, shares = self._points[dtype, batch > 1]
@@ -98,6 +107,11 @@ class MatmulTable:
         if found is not None or dtype not in self.flops_per_s:
             return found
         return self.roofline_s(m, k, n, dtype, batch), "fitted"
+
+    def highest_rate(self) -> float:
+        """FLOP/s that no product of the table exceeds at any shape, measured or interpolated; 0 without products."""
+        best = {key: float(shares.max()) for key, (_, shares) in self._points.items()}
+        return max((math.exp(share) * self.flops_per_s[dtype] for (dtype, _), share in best.items()), default=0.0)
 
     def roofline_s(self, m: int, k: int, n: int, dtype: str, batch: int = 1) -> float:
         """L1 in seconds.

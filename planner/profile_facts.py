@@ -53,7 +53,12 @@ def facts_of_kinds(cluster: Cluster, profile: Profile | None) -> KindFacts:
             errors.append(error)
             continue
         facts[group.device.name] = Facts(
-            applied.kind, applied.op_times, applied.collectives, applied.copies, blocks=applied.blocks
+            applied.kind,
+            applied.op_times,
+            applied.collectives,
+            applied.copies,
+            products=applied.products,
+            blocks=applied.blocks,
         )
         profiled.append(group.device.name)
         notes += [*applied.notes, *_other_versions(profile)]

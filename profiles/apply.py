@@ -13,8 +13,10 @@ from costmodel.compute import matmul_peak_key
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import ProfileError
 from costmodel.estimator import MeasuredOp
+from costmodel.matmul_table import MatmulTable
 from costmodel.provenance import Provenance, weakest
 from costmodel.transfers import CopyLines
+from profiles.lookup import matmul_table_of
 from profiles.schema import Profile
 from profiles.steadiness import steadiness
 from profiles.store import profile_id
@@ -29,6 +31,7 @@ class AppliedProfile:
         op_times: by `Op.key`.
         collectives: lines of collectives inside a node.
         copies: lines of copies between devices of a node.
+        products: matrix products at any shape near the measured ones; None where none was measured.
         blocks: whole blocks on one device, by class.
         profile_id: names the profile by its content.
         notes: sentences about how the profile was used, for reports.
@@ -39,6 +42,7 @@ class AppliedProfile:
     collectives: CollectiveLines
     copies: CopyLines
     profile_id: str
+    products: MatmulTable | None = None
     blocks: Mapping[str, MeasuredBlock] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -77,6 +81,7 @@ def apply_profile(kind: DeviceKind, profile: Profile, *, devices: int | None = N
             }
         ),
         profile_id=profile_id(profile),
+        products=matmul_table_of(profile) if profile.matmuls else None,
         blocks=MappingProxyType(
             {
                 one.block_class: MeasuredBlock(one.forward_s, one.gradients_s, one.provenance, one.weight_s)

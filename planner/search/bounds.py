@@ -1,7 +1,7 @@
 """The certificate of a plan: a bound for the declared space, a bound for any space, and what the space is.
 
-* B1  hardware: FLOPs of a step over what all devices achieve together, in the fastest dtype that the model has, or in
-  the measured block that is furthest above its prices.
+* B1  hardware: FLOPs of a step over what all devices achieve together, in the fastest dtype that the model has, in the
+  fastest measured product, or in the measured block that is furthest above its prices.
 * B2  space: for a microbatch size and a number of stages, let ``T(g, n)`` be the proven least time of a whole step on
   one stage of n devices of group g that holds its share of the model. ``N_g / n`` such stages of each group together
   run at best at the sum of their rates, whatever blocks each takes:
@@ -42,6 +42,8 @@ def hardware_bound_s(request: "Request", graph: ModelGraph) -> float:
             op.flops / measured[op.key].forward_s for op in ops if op.key in measured and measured[op.key].forward_s
         ]
         rates += [peak_flops_per_s("float32", kind, is_matmul=False).value]
+        if facts.products is not None:
+            rates.append(facts.products.highest_rate())
         for dtype in dtypes:
             rates.append(peak_flops_per_s(dtype, kind, is_matmul=True).value * kind.matmul_efficiency)
             rates.append(peak_flops_per_s(dtype, kind, is_matmul=False).value)

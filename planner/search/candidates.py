@@ -12,6 +12,7 @@ from costmodel.collectives import AxisLink, axis_links
 from costmodel.device_kind import DeviceKind
 from costmodel.estimator import MeasuredOp, Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
+from costmodel.matmul_table import MatmulTable
 from costmodel.op_times import scaled_op_times
 from costmodel.sharding import split_factor
 from costmodel.transfers import CopyLines, Transfers
@@ -38,6 +39,7 @@ class Facts:
 
     Attributes:
         measured: the model at the microbatch size at which its ops were measured, if they were.
+        products: matrix products at any shape near measured ones.
         blocks: measured blocks, by class; measured_blocks: the model at the size at which most of them were measured.
     """
 
@@ -46,6 +48,7 @@ class Facts:
     collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
     copy_lines: CopyLines = field(default_factory=dict)
     measured: ModelGraph | None = None
+    products: MatmulTable | None = None
     blocks: BlockTimes = field(default_factory=dict)
     measured_blocks: ModelGraph | None = None
     _scales: dict[int, BlockScales] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -56,7 +59,7 @@ class Facts:
         if self.measured is None:
             return self.op_times
         if graph.microbatch not in self._scaled:
-            self._scaled[graph.microbatch] = scaled_op_times(self.op_times, self.measured, graph)
+            self._scaled[graph.microbatch] = scaled_op_times(self.op_times, self.measured, graph, self.products)
         return self._scaled[graph.microbatch]
 
     def block_scales_of(self, graph: ModelGraph) -> BlockScales:
@@ -68,9 +71,9 @@ class Facts:
             scales: dict[str, BlockScale] = {}
             if self.measured_blocks is not None:
                 there = self.measured_blocks
-                own = block_scales(self.blocks, there, self.kind, self.op_times_of(there))
+                own = block_scales(self.blocks, there, self.kind, self.op_times_of(there), self.products)
                 scales |= carried_scales(own, there, graph)
-            scales |= block_scales(self.blocks, graph, self.kind, self.op_times_of(graph))
+            scales |= block_scales(self.blocks, graph, self.kind, self.op_times_of(graph), self.products)
             self._scales[graph.microbatch] = scales
         return self._scales[graph.microbatch]
 
@@ -173,6 +176,7 @@ class Candidates:
                 axis_names=AXIS_NAMES[: len(mesh)] if len(mesh) > 1 else AXIS_NAMES[:1][: len(mesh)],
                 links=links,
                 op_times=facts.op_times_of(self.graph_of(microbatch)),
+                products=facts.products,
                 collective_lines=facts.collective_lines,
                 slowdown=slowdown,
             )

@@ -90,6 +90,7 @@ class CapturedModel:
             axis_names=roles,
             links=tuple(replace(_LINK, size=n) for n in mesh),
             op_times=facts.op_times_of(self.graph(size)),
+            products=facts.products,
         )
         space = ModelSpace(graph=self.graph(size), pricing=pricing)
         if choice is None:

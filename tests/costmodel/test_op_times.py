@@ -3,6 +3,7 @@
 import pytest
 
 from costmodel.estimator import MeasuredOp
+from costmodel.matmul_table import Product, matmul_table
 from costmodel.op_times import measured_graph, scaled_op_times
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
@@ -29,6 +30,15 @@ def test_o1_products_scale_with_flops():
     assert scaled[key] == times[key]
     assert scaled[product(GRAPHS[8])] == MeasuredOp(4.0, 8.0, "interpolated")
     assert len(scaled) == 2
+
+
+def test_o1_products_near_measured_ones_scale_with_what_these_take():
+    (m, k, n), dtype = (16, 32, 128), "float32"  # two sequences of 8 positions through the wide layer
+    sides = [(m * r, k, n) for r in (1, 2, 4, 8)]
+    table = matmul_table([Product(dtype, *side, 1, side[0] ** 0.5) for side in sides], {dtype: 1e9})
+    key = product(GRAPHS[2])
+    scaled = scaled_op_times({key: MeasuredOp(1.0, 2.0)}, GRAPHS[2], GRAPHS[8], table)
+    assert scaled[product(GRAPHS[8])].forward_s == pytest.approx(2.0)
 
 
 def test_o1_ops_without_flops_scale_with_bytes():

@@ -65,6 +65,7 @@ def pricing(applied: AppliedProfile, **changes: Any) -> Pricing:
         "axis_names": ("x",),
         "links": (LINK,),
         "op_times": applied.op_times,
+        "products": applied.products,
         "collective_lines": applied.collectives,
     }
     return Pricing(**{**fields, **changes})
@@ -233,3 +234,44 @@ def test_copies_to_the_host_become_its_bandwidth_and_are_no_copies_between_devic
     assert applied.kind.host_bandwidth_bytes_per_s == pytest.approx(1 / 4e-11), "the slower way, with all at once"
     assert applied.kind.provenance_of("host_bandwidth_bytes_per_s") == "fitted"
     assert apply_profile(CPU, small_profile()).kind.host_bandwidth_bytes_per_s == CPU.host_bandwidth_bytes_per_s
+
+
+GRID = {(m, k, n): 1e-3 * (m * k * n) ** 0.8 / 1e4 for m in (2, 8, 32) for k in (4, 16, 64) for n in (2, 4, 16)}
+"""Seconds of products, of which smaller ones achieve less."""
+
+
+def gridded(**changes: Any) -> Profile:
+    sample = small_profile().matmuls[0]
+    matmuls = [
+        msgspec.structs.replace(sample, dtype="float32", shape=shape, batch=1, time_s=time_s)
+        for shape, time_s in GRID.items()
+    ]
+    return small_profile(matmuls=tuple(matmuls), **changes)
+
+
+def test_a_product_that_was_not_measured_as_an_op_costs_what_measured_products_say() -> None:
+    cost = price(gridded(ops={}))
+    assert cost.forward_s == pytest.approx(GRID[8, 16, 4])
+    assert cost.backward_s == pytest.approx(2 * GRID[8, 16, 4], rel=0.05)  # two products of as many FLOPs
+    assert cost.provenance == "measured"
+    between = price(gridded(ops={}), code=0)  # four rows: no measured shape
+    assert GRID[2, 16, 4] < between.forward_s < GRID[8, 16, 4] and between.provenance == "interpolated"
+    assert between.forward_s == pytest.approx(1e-3 * (4 * 16 * 4) ** 0.8 / 1e4, rel=0.05)
+
+
+def test_a_part_of_a_measured_product_keeps_as_much_less_of_its_rate_as_measured_products_do() -> None:
+    whole, half = price(gridded()), price(gridded(), code=0)
+    assert (whole.forward_s, whole.backward_s) == (1e-4, 2e-4)
+    assert half.forward_s == pytest.approx(1e-4 * 0.5**0.8, rel=0.05)
+    assert half.backward_s == pytest.approx(2e-4 * 0.5**0.8, rel=0.05)
+
+
+def test_no_product_is_priced_above_the_highest_rate_of_its_table() -> None:
+    products = apply_profile(CPU, gridded()).products
+    assert products is not None
+    fastest = max(2 * m * k * n / time_s for (m, k, n), time_s in GRID.items())
+    assert products.highest_rate() >= fastest
+    for m in (2, 5, 11, 32):
+        found = products.seconds(m, 20, 7, "float32")
+        assert found is not None and 2 * m * 20 * 7 / found[0] <= products.highest_rate()
+    assert apply_profile(CPU, small_profile(matmuls=())).products is None
