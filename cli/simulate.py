@@ -9,6 +9,7 @@ import click
 from cli.exitcodes import FINDINGS, OK
 from cli.options import check_place, json_option, output_option
 from cli.output import emit, emit_report, save
+from costmodel.schedule.schedules import NAMES, WITH_CHUNKS
 
 _TIME = re.compile(r"(\d+(?:\.\d*)?(?:e-?\d+)?)\s*(ns|us|ms|s)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -68,12 +69,18 @@ class Delay(click.ParamType):
 
 @click.command("simulate", short_help="Simulate a plan's step: timeline, memory, what if something is slow or fails.")
 @click.argument("plan_file", metavar="PLAN")
-@click.option("--schedule", metavar="NAME", help="Run another schedule, such as gpipe or 1f1b.")
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    help=f"Run another schedule on the same devices: {', '.join(NAMES)}; also {', '.join(WITH_CHUNKS)} of a plan with "
+    "several stages on each set of devices.",
+)
 @click.option(
     "--slow",
     type=At(Factor(), "place=factor", "stage2=1.5x"),
     multiple=True,
-    help="What takes how much longer: stage2=1.5x, stage2/group0=2x, stage2.B=0.7x (faster), link1-2=2x; repeatable.",
+    help="What takes how much longer: stage2=1.5x, stage2/group0=2x, stage2.B=0.7x (faster), link1-2=2x; repeatable. "
+    "Numbers are those of explain; a change holds for all stages on the same devices.",
 )
 @click.option(
     "--delay",

@@ -1,22 +1,29 @@
 """What a simulation needs, from a plan file alone: schedule, times, sends, memory, and which network cards are shared.
 
-A plan has times per stage, of virtual stages too where it was made for them. Under another schedule with several
-virtual stages on a stage each takes an equal part. Where a plan does not say what weight gradients take, a schedule
-that runs them by themselves gives them `WEIGHT_SHARE` of the backward: an assumption.
+A plan has times of each of its (virtual) stages. Another schedule may run other stages on the same devices:
+
+* as many: the plan's own, perhaps on other devices, if all devices are alike;
+* one on each set of devices: the plan's stages there are *joined*, their times and memory added;
+* several on each set of devices, from a plan with one: each is *split* into equal parts.
+
+Where a plan does not say what weight gradients take, a schedule that runs them by themselves gives them `WEIGHT_SHARE`
+of the backward: an assumption.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, Schedule
-from costmodel.schedule.schedules import by_name
 from costmodel.simulate import SendTimes, StageTimes
 from costmodel.simulation.changes import Problem
-from costmodel.simulation.ending import waits_of_actors
+from costmodel.simulation.ending import waits_at_homes
 from costmodel.simulation.memory import HeldBytes
 from planner.check.placement import groups_of
 from planner.check.timetable import schedule_of, waits_of
-from planner.planfile.schema import MemoryPlan, Plan, Transfer
+from planner.device_stages import device_stages, homes_of
+from planner.other_schedules import as_planned, other_schedule
+from planner.planfile.schema import MemoryPlan, Plan, TimePlan, Transfer
 
 WEIGHT_SHARE = 0.5
 
@@ -26,28 +33,47 @@ def problem_of(plan: Plan, schedule: str | None = None) -> Problem:
 
     Raises:
         InputError: MP140 to MP143 or MP615 if the schedule cannot be read or is not that of the plan's groups; MP146
-            for an unknown name; MP195 if it cuts microbatches; MP617 if an update waits for a stage that the plan does
-            not have.
+            for a name that there is not, or that needs more than the plan says; MP195 if it cuts microbatches; MP196 if
+            it needs stages that the plan has no times of; MP617 if an update waits for a stage that the plan does not
+            have.
     """
-    if schedule is None:
-        actions = schedule_of(plan)
-    else:
-        shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
-        actions = by_name(schedule, len(plan.stages), plan.microbatches, shares)
-        if actions.microbatches != plan.microbatches:
-            raise InputError(
-                "MP195",
-                f"schedule {schedule} runs {actions.microbatches} units, the plan has times of {plan.microbatches} "
-                "microbatches",
-                "a plan's times say nothing about parts of a microbatch",
-            )
-    waits = waits_of_actors(actions, waits_of(plan)) if _planned(plan, actions) else waits_of(plan)
+    actions = schedule_of(plan) if schedule in (None, plan.schedule.name) else other_schedule(plan, schedule)
+    homes = actions.homes if as_planned(plan, actions) else homes_of(plan)
+    waits = waits_at_homes(homes, waits_of(plan))
     return Problem(schedule=actions, times=_times(plan, actions), sends=_sends(plan, actions), waits=waits)
 
 
-def _planned(plan: Plan, schedule: Schedule) -> bool:
-    """Whether the plan has a record of each (virtual) stage of a schedule."""
-    return schedule.stages == len(plan.stages)
+def assumes_weights(plan: Plan, schedule: Schedule) -> bool:
+    """Whether a schedule runs weight gradients by themselves of which the plan has no time."""
+    every = (record.time for _, _, record in groups_of(plan))
+    return schedule.splits_backward and any(time.backward_s > 0.0 and not time.weight_s for time in every)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What of the plan a (virtual) stage of a schedule is: the stages together, divided by `share`."""
+
+    stages: tuple[int, ...]
+    share: int = 1
+
+
+def _parts(plan: Plan, schedule: Schedule) -> dict[Actor, _Part]:
+    """By (virtual stage, group).
+
+    Raises:
+        InputError: MP615 for an actor that the plan does not have.
+    """
+    homes, found = device_stages(plan), {}
+    for row in schedule.actions:
+        virtual = sorted({action.stage for action in row.actions}) or [row.stage]
+        parts = dict.fromkeys(virtual, _Part(homes.get(row.stage, ()), len(virtual)))
+        if as_planned(plan, schedule):
+            parts = {stage: _Part((stage,)) for stage in virtual}
+        every = {row.stage} | {own for part in parts.values() for own in part.stages}
+        if row.stage not in homes or any(not 0 <= row.group < len(plan.stages[own].groups) for own in every):
+            raise InputError("MP615", f"the schedule names {row.actor}, which the plan does not have")
+        found |= {Actor(stage, row.group): part for stage, part in parts.items()}
+    return found
 
 
 def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
@@ -55,20 +81,25 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
     found = {}
     known = {(stage, group): record.memory for stage, group, record in groups_of(plan)}
     alone = len(known) == 1
+    parts = _parts(plan, schedule)
     for row in schedule.actions:
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
-        planned = _planned(plan, schedule)
-        parts = 1 if planned else len(virtual)
-        each = {stage: known[stage, row.group] if planned else known[row.actor] for stage in virtual}
-        every = list(each.values()) if planned else [known[row.actor]]
-        kept = {stage: _kept_bytes(memory, alone) for stage, memory in each.items()}
+        own = {stage: parts[stage, row.group] for stage in virtual}  # type: ignore[index]
+        every = [known[s, row.group] for s in dict.fromkeys(s for part in own.values() for s in part.stages)]
         shared = [memory.transient_bytes + memory.reserve_bytes for memory in every]  # one action at a time
         always = sum(memory.total_bytes - memory.saved_bytes for memory in every)
+
+        def kept(at: int, own: Mapping[int, _Part] = own, group: int = row.group) -> dict[int, int]:
+            return {
+                stage: sum(_kept_bytes(known[s, group], alone)[at] for s in part.stages) // part.share
+                for stage, part in own.items()
+            }
+
         found[row.actor] = HeldBytes(
             always_bytes=always - (sum(shared) - max(shared)),
-            saved_bytes={stage: saved // parts for stage, (saved, _, _) in kept.items()},
-            until_weights_bytes={stage: until // parts for stage, (_, until, _) in kept.items()},
-            made_bytes={stage: made // parts for stage, (_, _, made) in kept.items()},
+            saved_bytes=kept(0),
+            until_weights_bytes=kept(1),
+            made_bytes=kept(2),
             limit_bytes=every[0].limit_bytes or None,
         )
     return found
@@ -101,12 +132,6 @@ def shared_nics(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], tup
     return found
 
 
-def actor_label(plan: Plan, actor: Actor) -> str:
-    """``stage 1``, with the group's name where the stage has several."""
-    groups = plan.stages[actor.stage].groups
-    return f"stage {actor.stage}" + (f" {groups[actor.group].name}" if len(groups) > 1 else "")
-
-
 def _nodes(devices: Sequence[str]) -> list[str]:
     """``group/node`` of each device ``group/node/index``, each once."""
     return list(dict.fromkeys(device.rsplit("/", 1)[0] for device in devices))
@@ -114,55 +139,87 @@ def _nodes(devices: Sequence[str]) -> list[str]:
 
 def _times(plan: Plan, schedule: Schedule) -> dict[Actor, StageTimes]:
     known = {(stage, group): record.time for stage, group, record in groups_of(plan)}
-    split, planned = schedule.splits_backward, _planned(plan, schedule)
     times = {}
-    for row in schedule.actions:
-        if row.actor not in known:
-            raise InputError("MP615", f"the schedule names {row.actor}, which the plan does not have")
-        virtual = sorted({action.stage for action in row.actions}) or [row.stage]
-        for stage in virtual:
-            time, parts = (known[stage, row.group], 1) if planned else (known[row.actor], len(virtual))
-            weight_s = (time.weight_s or WEIGHT_SHARE * time.backward_s) if split else 0.0
-            times[Actor(stage, row.group)] = StageTimes(
-                forward_s=time.forward_s / parts,
-                backward_s=(time.backward_s - weight_s) / parts,
-                weight_s=weight_s / parts,
-                reduce_s=time.gradient_reduction_s / parts,
-                exchange_s=time.exchange_s / parts,
-                update_s=time.optimizer_s / parts,
-            )
+    for place, part in _parts(plan, schedule).items():
+        every = [_stage_times(known[stage, place.group], schedule.splits_backward) for stage in part.stages]
+        names = [field.name for field in fields(StageTimes)]
+        times[place] = StageTimes(**{name: sum(getattr(time, name) for time in every) / part.share for name in names})
     return times
 
 
-def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTimes]:
-    """Between groups of consecutive (virtual) stages, by the transfers of the stages that they are on.
+def _stage_times(time: TimePlan, split: bool) -> StageTimes:
+    weight_s = (time.weight_s or WEIGHT_SHARE * time.backward_s) if split else 0.0
+    return StageTimes(
+        forward_s=time.forward_s,
+        backward_s=time.backward_s - weight_s,
+        weight_s=weight_s,
+        reduce_s=time.gradient_reduction_s,
+        exchange_s=time.exchange_s,
+        update_s=time.optimizer_s,
+    )
 
-    Where virtual stages lead from the last stage back to the first, the plan has no figure, and the slowest of its
-    transfers stands in.
-    """
-    found = {transfer.from_stage: _links(transfer) for transfer in plan.transfers}
-    every = [send for links in found.values() for send in links.values()]
-    slowest = max(every, key=lambda send: send.activation_s + send.gradient_s + send.latency_s, default=_FREE)
+
+def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTimes]:
+    """Between groups of consecutive (virtual) stages: the plan's own figures for a border that it has, of the same
+    devices; else those of its slowest transfer between these devices, in proportion to bytes where these are known.
+    Where the plan has none between them either, its slowest transfer stands in."""
     actors: dict[int, list[Actor]] = {}
     for row in schedule.actions:
         for stage in sorted({action.stage for action in row.actions}):
             actors.setdefault(stage, []).append(row.actor)
+    known = _Transfers(plan)
     sends = {}
     for stage in range(schedule.stages - 1):
+        border = stage if as_planned(plan, schedule) else None
         for source in actors.get(stage, []):
             for target in actors.get(stage + 1, []):
-                if source == target:
-                    continue
-                send = slowest
-                if _planned(plan, schedule):
-                    links = found.get(stage, {})
-                    send = links.get((source.group, target.group), links.get(_ANY, _FREE))
-                elif abs(source.stage - target.stage) <= 1:
-                    lower, upper = sorted((source, target))
-                    links = found.get(lower.stage, {})
-                    send = links.get((lower.group, upper.group), links.get(_ANY, _FREE))
-                sends[Actor(stage, source.group), Actor(stage + 1, target.group)] = send
+                if source != target:
+                    sends[Actor(stage, source.group), Actor(stage + 1, target.group)] = known.send(
+                        border, source, target
+                    )
     return sends
+
+
+class _Transfers:
+    """What messages take by the devices that they go between."""
+
+    def __init__(self, plan: Plan):
+        homes = homes_of(plan)
+        self.by_border = {transfer.from_stage: transfer for transfer in plan.transfers}
+        self.between: dict[tuple[int, int], list[Transfer]] = {}
+        for transfer in plan.transfers:
+            ends = homes.get(transfer.from_stage, -1), homes.get(transfer.to_stage, -1)
+            self.between.setdefault(ends, []).append(transfer)
+        self.homes = homes
+
+    def send(self, border: int | None, source: Actor, target: Actor) -> SendTimes:
+        """What a message of a border of the plan (None: of a border that the plan does not have) takes between two
+        actors."""
+        there, back = (source.stage, target.stage), (target.stage, source.stage)
+        own = self.by_border.get(border) if border is not None else None
+        if own is not None and (self.homes[own.from_stage], self.homes[own.to_stage]) == there:
+            return _link(own, source.group, target.group)
+        found = [(_link(t, source.group, target.group), t) for t in self.between.get(there, ())]
+        if there != back:
+            found += [(_link(t, target.group, source.group), t) for t in self.between.get(back, ())]
+        if not found:
+            every = ((send, t) for t in self.by_border.values() for send in _links(t).values())
+            found = [max(every, key=_slowness, default=(_FREE, None))]
+        send, transfer = max(found, key=_slowness)
+        if own is None or transfer is None or own.bytes == transfer.bytes or not transfer.bytes:
+            return send
+        factor = own.bytes / transfer.bytes
+        return replace(send, activation_s=send.activation_s * factor, gradient_s=send.gradient_s * factor)
+
+
+def _slowness(entry: tuple[SendTimes, Transfer | None]) -> float:
+    send = entry[0]
+    return send.activation_s + send.gradient_s + send.latency_s
+
+
+def _link(transfer: Transfer, source: int, target: int) -> SendTimes:
+    links = _links(transfer)
+    return links.get((source, target), links.get(_ANY, _FREE))
 
 
 _FREE = SendTimes(activation_s=0.0, gradient_s=0.0)

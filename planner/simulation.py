@@ -11,7 +11,9 @@ from costmodel.simulation.critical_path import PathShare, Segment, critical_path
 from costmodel.simulation.memory import MemoryCurve, memory_over_time
 from costmodel.simulation.what_if import WhatIf, what_ifs
 from planner.arguments import require_plan
-from planner.plan_problem import WEIGHT_SHARE, actor_label, held_of, problem_of, shared_nics
+from planner.device_stages import actor_label, device_stages, link_label, stage_label
+from planner.other_schedules import as_planned, is_moved
+from planner.plan_problem import WEIGHT_SHARE, assumes_weights, held_of, problem_of, shared_nics
 from planner.planfile.schema import Plan
 from planner.step_changes import delayed, failed, slowed
 
@@ -21,7 +23,9 @@ class GroupRow:
     """One stage group in the simulated step.
 
     Attributes:
-        label: ``stage 1``, with the group's name where the stage has several.
+        label: ``stage 1``, ``stage 0+7`` where its devices run several stages of the plan, with the group's name where
+            the stage has several.
+        stages: of the plan, those on its devices; `stage` is the first of them, `group` its number in each.
         busy_s: time in which it runs actions.
         bubble_s: time between its first and its last action in which it runs none.
         bubble_share: bubble over that span.
@@ -32,6 +36,7 @@ class GroupRow:
     """
 
     label: str
+    stages: tuple[int, ...]
     stage: int
     group: int
     microbatches: int
@@ -162,7 +167,8 @@ def simulate(
         plan: a plan or its file: its schedule and predicted times, nothing else is needed.
         schedule: name of another schedule to run instead.
         slow: place -> factor; above 1 slower, below faster. A place is ``stage2``, one of its groups ``stage2/group0``,
-            a part of its time ``stage2.B`` (F, B, W, reduce, exchange, update), or a link ``link1-2``.
+            a part of its time ``stage2.B`` (F, B, W, reduce, exchange, update), or a link ``link1-2``. Stages have the
+            plan's numbers; all on the same devices change together, and all messages between the same devices.
         delay_s: link ``1-2`` -> seconds by which its messages arrive later.
         fail: groups ``stage1/group0`` that fail and whose microbatches go to the other groups of their stages.
         jitter: each action and message takes a factor in [1 - jitter, 1 + jitter] of its time.
@@ -173,8 +179,8 @@ def simulate(
         most_what_ifs: how many improvements to show at most.
 
     Raises:
-        InputError: MP190 to MP194 for changes that cannot be made; MP146 for an unknown schedule; MP140 to MP148 and
-            MP615 if the plan's schedule cannot be read or cannot run.
+        InputError: MP190 to MP194 for changes that cannot be made; MP146 for an unknown schedule, MP195 or MP196 for
+            one that the plan has no times for; MP140 to MP148 and MP615 if the plan's schedule cannot be read or run.
 
     Example:
         planner.simulate(plan, slow={"stage2": 1.5}, delay_s={"1-2": 3e-3}).makespan_s
@@ -212,7 +218,7 @@ def simulate(
         unchanged_s = simulate_schedule(
             before.schedule, before.times, before.sends, waits=before.waits, keep_timeline=False
         ).makespan_s
-    chain = critical_path(step)
+    chain, parts = critical_path(step), device_stages(plan)
     memory = memory_over_time(step, held_of(plan, problem.schedule))
     return StepSimulation(
         plan=plan,
@@ -223,7 +229,17 @@ def simulate(
         memory=memory,
         chain=chain,
         path=path_shares(chain),
-        what_ifs=what_ifs(problem, step, chain, most=most_what_ifs, contention=contention, jitter=jitter, seed=seed),
+        what_ifs=what_ifs(
+            problem,
+            step,
+            chain,
+            most=most_what_ifs,
+            contention=contention,
+            jitter=jitter,
+            seed=seed,
+            stage_name=lambda home: stage_label(parts, home),
+            link_name=lambda ends: link_label(parts, ends),
+        ),
         notes=tuple(_notes(plan, step)),
     )
 
@@ -250,13 +266,14 @@ def _ways(jitter: float, seed: int, share_nics: bool, compute_slowdown: float, e
 
 
 def _rows(plan: Plan, step: Simulation, memory: tuple[MemoryCurve, ...]) -> tuple[GroupRow, ...]:
-    rows = []
+    rows, parts = [], device_stages(plan)
     for use, row, curve in zip(step.actors, step.schedule.actions, memory, strict=True):
         span_s = use.last_end_s - use.first_start_s
         rows.append(
             GroupRow(
                 label=actor_label(plan, use.actor),
-                stage=use.actor.stage,
+                stages=parts[use.actor.stage],
+                stage=parts[use.actor.stage][0],
                 group=use.actor.group,
                 microbatches=len({action.microbatch for action in row.actions}),
                 busy_s=use.busy_s,
@@ -272,10 +289,16 @@ def _rows(plan: Plan, step: Simulation, memory: tuple[MemoryCurve, ...]) -> tupl
 
 
 def _notes(plan: Plan, step: Simulation) -> list[str]:
-    notes = []
-    if step.schedule.splits_backward:
+    notes, schedule, parts = [], step.schedule, device_stages(plan)
+    if assumes_weights(plan, schedule):
         notes.append(f"weight gradients are assumed to take {WEIGHT_SHARE:.0%} of each backward")
-    if step.schedule.stages > len(plan.stages):
-        each = step.schedule.stages / len(plan.stages)
-        notes.append(f"each stage's time and saved bytes are spread evenly over its {each:g} virtual stages")
+    if is_moved(plan, schedule):
+        notes.append("stages run on other devices than in the plan, of the same kind, and take their times along")
+    if not as_planned(plan, schedule):
+        if schedule.stages > len(plan.stages):
+            each = schedule.stages / len(plan.stages)
+            notes.append(f"each stage's time and saved bytes are spread evenly over its {each:g} virtual stages")
+        else:
+            joined = ", ".join(stage_label(parts, home) for home in parts)
+            notes.append(f"the stages of each set of devices are joined to one ({joined}): times and memory add up")
     return notes

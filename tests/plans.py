@@ -3,8 +3,9 @@
 import msgspec
 
 from costmodel.cluster import Cluster, parse_cluster
-from costmodel.schedule.actions import format_actions
+from costmodel.schedule.actions import Actor, format_actions
 from costmodel.schedule.generate import gpipe, one_f_one_b, spread_shares
+from costmodel.schedule.registry import FAMILIES, make_schedule
 from costmodel.schedule.validate import in_flight
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
@@ -182,6 +183,41 @@ def plan_with_groups(**options) -> Plan:
     )
     schedule = msgspec.structs.replace(plan.schedule, name="1f1b", actors=actors)
     return msgspec.structs.replace(plan, stages=stages, schedule=schedule)
+
+
+def looped_plan(schedule: str, *, homes: int = 2, chunks: int = 2, microbatches: int = 4, alike: bool = True) -> Plan:
+    """`tiny_plan` of ``homes * chunks`` stages under a looped schedule, on the devices of its first `homes` stages.
+
+    Args:
+        alike: whether all devices are large ones, or those of every second stage small ones.
+    """
+    parameters = {} if FAMILIES[schedule].chunks == 2 else {"chunks": chunks}
+    rows = make_schedule(schedule, homes, microbatches, **parameters)
+    plan = tiny_plan(stages=homes * chunks, layers=homes * chunks, microbatches=microbatches, devices=16)
+    peaks, stages = in_flight(rows), []
+    for at, stage in enumerate(plan.stages):
+        group, home = stage.groups[0], rows.homes[at]
+        at_home = plan.stages[home].groups[0]
+        kind, devices = at_home.kind, at_home.devices
+        if alike:
+            kind, devices = "Large-80GB", tuple(f"large/0/{4 * home + i}" for i in range(4))
+        held = peaks[Actor(home, 0)] // chunks or 1
+        saved = held * group.memory.saved_per_microbatch_bytes
+        memory = msgspec.structs.replace(
+            group.memory,
+            saved_bytes=saved,
+            in_flight=held,
+            total_bytes=group.memory.total_bytes - group.memory.saved_bytes + saved,
+            limit_bytes=80 * GIB,
+        )
+        own = msgspec.structs.replace(group, kind=kind, devices=devices, memory=memory)
+        stages.append(msgspec.structs.replace(stage, groups=(own,)))
+    actors = tuple(
+        ActorPlan(stage=r.stage, group=r.group, actions=format_actions(r.actions), warm_up=r.warm_up)
+        for r in rows.actions
+    )
+    named = msgspec.structs.replace(plan.schedule, name=schedule, actors=actors)
+    return msgspec.structs.replace(plan, stages=tuple(stages), schedule=named)
 
 
 def _stage(

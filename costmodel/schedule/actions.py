@@ -99,6 +99,11 @@ class Schedule:
         return 1 + max((action.stage for row in self.actions for action in row.actions), default=-1)
 
     @property
+    def homes(self) -> dict[int, int]:
+        """For each (virtual) stage the stage of the actors that run it."""
+        return {action.stage: row.stage for row in self.actions for action in row.actions}
+
+    @property
     def splits_backward(self) -> bool:
         """Whether weight gradients are actions of their own (any W); otherwise each B is the whole backward."""
         return any(action.kind == "W" for row in self.actions for action in row.actions)

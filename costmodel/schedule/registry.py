@@ -1,6 +1,6 @@
 """Every schedule by name, with the parameters that each takes beyond the numbers of stages and microbatches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -27,6 +27,7 @@ class ScheduleFamily:
         optional: parameters with one.
         splits_backward: whether W is an action of its own.
         chunks: virtual stages on each stage: 1, 2 for a V-shape, or the name of the parameter that sets them.
+        slices: whether it cuts microbatches into slices, its units.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ScheduleFamily:
     optional: tuple[str, ...] = ()
     splits_backward: bool = False
     chunks: int | str = 1
+    slices: bool = False
 
     def virtual_stages(self, stages: int, **parameters: Any) -> int:
         """Number of virtual stages that the schedule runs on `stages` stages."""
@@ -119,21 +121,25 @@ FAMILIES: dict[str, ScheduleFamily] = {
             generate=sequence_chunks,
             summary="1F1B over slices of long sequences",
             optional=("chunks",),
+            slices=True,
         ),
     )
 }
 
 
-def schedule_family(name: str) -> ScheduleFamily:
+def schedule_family(name: str, known: Collection[str] = FAMILIES) -> ScheduleFamily:
     """The generator of a name.
+
+    Args:
+        known: the names that an error lists, where not all are of use.
 
     Raises:
         InputError: MP146 for a name that there is not.
     """
     if name not in FAMILIES:
-        near = get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError("MP146", f"there is no schedule {name!r}", f"{hint}known: {', '.join(FAMILIES)}")
+        raise InputError("MP146", f"there is no schedule {name!r}", f"{hint}known: {', '.join(known)}")
     return FAMILIES[name]
 
 

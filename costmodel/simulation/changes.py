@@ -55,7 +55,7 @@ def scale_stage(
     _check_factor(factor)
     if part is not None and part not in _FIELDS:
         raise InputError("MP190", f"{part!r} is no part of a stage", f"parts are {', '.join(PARTS)}")
-    homes = _homes(problem)
+    homes = problem.schedule.homes
     chosen = {
         actor
         for actor in problem.times
@@ -173,13 +173,8 @@ def _ranks(problem: Problem) -> dict[Action, tuple[float, int]]:
     return {action: (begun_s[index][action], place) for place, (index, action) in enumerate(order)}
 
 
-def _homes(problem: Problem) -> dict[int, int]:
-    """For each (virtual) stage the stage of the actors that run it."""
-    return {action.stage: row.stage for row in problem.schedule.actions for action in row.actions}
-
-
 def _change_link(problem: Problem, ends: tuple[int, int], change: Callable[[SendTimes], SendTimes]) -> Problem:
-    homes, sends = _homes(problem), problem.sends or {}
+    homes, sends = problem.schedule.homes, problem.sends or {}
     chosen = {edge for edge in sends if sorted(homes.get(actor.stage, actor.stage) for actor in edge) == sorted(ends)}
     if not chosen:
         raise _no_such(problem, f"link {ends[0]}-{ends[1]}")

@@ -67,11 +67,15 @@ def endings_of(
 
 def waits_of_actors(schedule: Schedule, waits: Mapping[int, UpdateWait]) -> dict[int, UpdateWait]:
     """Waits of (virtual) stages as those of the stages of actors that run them, by which a simulation takes them."""
-    home = {action.stage: row.stage for row in schedule.actions for action in row.actions}
+    return waits_at_homes(schedule.homes, waits)
+
+
+def waits_at_homes(homes: Mapping[int, int], waits: Mapping[int, UpdateWait]) -> dict[int, UpdateWait]:
+    """The same, with the stage of the actors of each stage given; a stage that is not there is its own."""
     found: dict[int, UpdateWait] = {}
     for stage, wait in waits.items():
-        stages, other = frozenset(home.get(s, s) for s in wait.stages), found.get(home.get(stage, stage))
-        found[home.get(stage, stage)] = UpdateWait(
+        stages, other = frozenset(homes.get(s, s) for s in wait.stages), found.get(homes.get(stage, stage))
+        found[homes.get(stage, stage)] = UpdateWait(
             stages=stages | (other.stages if other else frozenset()),
             time_s=max(wait.time_s, other.time_s if other else 0.0),
         )

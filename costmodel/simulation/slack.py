@@ -1,12 +1,14 @@
-"""Slack: how much delay each border between stages absorbs, for a given schedule with given times.
+"""Slack: how much delay the link at each border between stages absorbs, for a given schedule with given times.
 
-Let M(d) be the end of the step if every message over a border, both ways, arrives d later. It is the longest path
-through the schedule, and a path that crosses the border n times grows by n·d: M is convex and piecewise linear in d.
+Let M(d) be the end of the step if every message over a link, both ways, arrives d later. It is the longest path through
+the schedule, and a path that crosses the link n times grows by n·d: M is convex and piecewise linear in d. A link joins
+the actors of two stages; where these run several virtual stages it is at several borders, b of them, and has one slack.
 Two questions:
 
     free_s      largest d with M(d) = M(0): the step is not a bit longer;
-    absorbs_s   largest d with M(d) ≤ M(0) + 2·d: a microbatch crosses the border once each way, so filling and draining
-                the pipeline may cost 2·d once, but no more. Beyond it every so many microbatches pay again.    (K1)
+    absorbs_s   largest d with M(d) ≤ M(0) + 2·b·d: a microbatch crosses each border once each way, so filling and
+                draining the pipeline may cost 2·b·d once, but no more. Beyond it every so many microbatches pay again.
+                                                                                                                (K1)
 
 For stages alike and m microbatches, `absorbs_s` is what the slow-link law gives for the period, (Δ - 1)·T/2 for fused
 backwards and ((Δ - 1)·T + W)/2 in the order B, W, F, or up to a few T/m more, since a step ends. Both are found
@@ -30,7 +32,7 @@ _MOST_STEPS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorderSlack:
-    """What the border between the (virtual) stages `stage` and `stage` + 1 absorbs.
+    """What the link at the border between the (virtual) stages `stage` and `stage` + 1 absorbs.
 
     Args:
         free_s: one-way delay beyond the planned one that leaves the step as it is.
@@ -44,7 +46,7 @@ class BorderSlack:
 
 
 def border_slacks(problem: Problem) -> tuple[BorderSlack, ...]:
-    """The slack of every border that messages cross, each by itself while the others are as planned.
+    """The slack at every border that messages cross, of each link by itself while the others are as planned.
 
     Raises:
         InputError: as `simulate`.
@@ -52,11 +54,18 @@ def border_slacks(problem: Problem) -> tuple[BorderSlack, ...]:
     program = flatten(problem.schedule)
     costs = costs_of(program, problem.times, problem.sends)
     paths = _Paths(program, costs, problem.waits or {})
-    return tuple(paths.slack(border) for border in sorted({b for b in paths.borders if b >= 0}))
+    homes = problem.schedule.homes
+    links: dict[tuple[int, ...], list[int]] = {}
+    for border in sorted({b for b in paths.borders if b >= 0}):
+        links.setdefault(tuple(sorted((homes[border], homes[border + 1]))), []).append(border)
+    found = {border: paths.slack(frozenset(own)) for own in links.values() for border in own}
+    return tuple(
+        BorderSlack(stage=border, free_s=found[border][0], absorbs_s=found[border][1]) for border in sorted(found)
+    )
 
 
 class _Paths:
-    """The step under delays, and how often its critical path crosses a border."""
+    """The step under delays, and how often its critical path crosses some borders."""
 
     def __init__(self, program: Program, costs: Costs, waits: Mapping[int, UpdateWait]):
         self.program, self.costs, self.waits = program, costs, waits
@@ -76,32 +85,32 @@ class _Paths:
                     own[step] = last.get(costs.link_of[route], -1)
                     last[costs.link_of[route]] = step
             self.before.append(own)
-        self.start_s, _ = self.run(-1, 0.0)
+        self.start_s, _ = self.run(frozenset(), 0.0)
 
-    def slack(self, border: int) -> BorderSlack:
+    def slack(self, borders: frozenset[int]) -> tuple[float, float]:
+        """free_s and absorbs_s of the link at these borders."""
         scale_s = max(self.start_s, 1e-30)
         far_s = 2.0 * scale_s
-        absorbs_s = self._largest_s(border, 2, far_s)
-        free_s = self._largest_s(border, 0, min(absorbs_s, far_s))
+        absorbs_s = self._largest_s(borders, 2 * len(borders), far_s)
+        free_s = self._largest_s(borders, 0, min(absorbs_s, far_s))
         free_s, absorbs_s = (d if d > _ROUNDING * scale_s else 0.0 for d in (free_s, absorbs_s))
-        return BorderSlack(stage=border, free_s=free_s, absorbs_s=absorbs_s if absorbs_s < far_s else inf)
+        return free_s, absorbs_s if absorbs_s < far_s else inf
 
-    def _largest_s(self, border: int, slope: int, delay_s: float) -> float:
+    def _largest_s(self, borders: frozenset[int], slope: int, delay_s: float) -> float:
         """Largest d ≤ `delay_s` with M(d) ≤ M(0) + slope·d: where a critical path's line meets that line."""
         for _ in range(_MOST_STEPS):
-            makespan_s, crossings = self.run(border, delay_s)
+            makespan_s, crossings = self.run(borders, delay_s)
             if makespan_s <= self.start_s * (1.0 + _ROUNDING) + slope * delay_s or crossings <= slope:
                 return delay_s
             # the path takes makespan - crossings·(delay - d) at another delay d
             delay_s = max(0.0, (self.start_s - makespan_s + crossings * delay_s) / (crossings - slope))
         return delay_s
 
-    def run(self, border: int, delay_s: float) -> tuple[float, int]:
-        """The end of the step with a delay on one border, and how often a critical path crosses that border."""
+    def run(self, borders: frozenset[int], delay_s: float) -> tuple[float, int]:
+        """The end of the step with a delay on some borders, and how often a critical path crosses these."""
         costs, rows = self.costs, self.program.schedule.actions
         late = [
-            latency_s + (delay_s if own == border >= 0 else 0.0)
-            for latency_s, own in zip(costs.latency_s, self.borders)
+            latency_s + (delay_s if own in borders else 0.0) for latency_s, own in zip(costs.latency_s, self.borders)
         ]
         slow = replace(costs, latency_s=late)
         starts_s = run_strict(self.program, slow)
@@ -114,9 +123,9 @@ class _Paths:
             at = max(joined, key=lambda index: endings[index].exchange_end_s)
         groups = [index for index, row in enumerate(rows) if row.stage == rows[at].stage]
         at = max(groups, key=lambda index: endings[index].reduce_end_s)
-        return makespan_s, self._crossings(slow, starts_s, at, border)
+        return makespan_s, self._crossings(slow, starts_s, at, borders)
 
-    def _crossings(self, costs: Costs, starts_s: list[list[float]], actor: int, border: int) -> int:
+    def _crossings(self, costs: Costs, starts_s: list[list[float]], actor: int, borders: frozenset[int]) -> int:
         """Goes back from an actor's last action, each time to what it waited for."""
         needs, step, found = self.program.needs, len(starts_s[actor]) - 1, 0
         durations_s = costs.durations_s
@@ -130,7 +139,7 @@ class _Paths:
                 break
             actor, step = maker
             route = costs.routes[actor][step]
-            found += self.borders[route] == border
+            found += self.borders[route] in borders
             if route:  # the message may have waited for those before it on its link
                 sent_s = start_s - costs.latency_s[route] - costs.wire_s[route]
                 while (earlier := self.before[actor][step]) >= 0:

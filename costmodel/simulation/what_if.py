@@ -8,7 +8,7 @@ So candidates are tried in the order of that bound until it falls below the best
 holds where links are private; with shared links an earlier message may even make others late.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -46,6 +46,8 @@ def what_ifs(
     contention: Contention | None = None,
     jitter: float = 0.0,
     seed: int = 0,
+    stage_name: Callable[[int], str] = str,
+    link_name: Callable[[tuple[int, int]], str] = "{0[0]}-{0[1]}".format,
 ) -> tuple[WhatIf, ...]:
     """The improvements that shorten the step, best first.
 
@@ -55,9 +57,11 @@ def what_ifs(
         path: its critical path.
         most: how many to return at most; 0 tries none.
         contention, jitter, seed: as they were for `simulation`.
+        stage_name, link_name: how to name a stage of actors, and the link between two, lower first.
     """
     found: list[WhatIf] = []
-    for bound_s, what, changed in islice(_candidates(problem, path, simulation.program.split), MOST_TRIES):
+    names = stage_name, link_name
+    for bound_s, what, changed in islice(_candidates(problem, path, simulation.program.split, names), MOST_TRIES):
         if len(found) >= most and (not most or bound_s <= found[-1].gain_s):
             break
         program: Program = simulation.program
@@ -78,7 +82,12 @@ def what_ifs(
     return tuple(found)
 
 
-def _candidates(problem: Problem, path: tuple[Segment, ...], split: bool) -> Iterator[tuple[float, str, Problem]]:
+def _candidates(
+    problem: Problem,
+    path: tuple[Segment, ...],
+    split: bool,
+    names: tuple[Callable[[int], str], Callable[[tuple[int, int]], str]],
+) -> Iterator[tuple[float, str, Problem]]:
     """(bound on the gain, words, changed problem), largest bound first."""
     links: dict[tuple[int, int], float] = {}
     parts: dict[tuple[int, str], float] = {}
@@ -96,9 +105,9 @@ def _candidates(problem: Problem, path: tuple[Segment, ...], split: bool) -> Ite
     for bound_s, kind, stage, other, part in sorted(entries, key=lambda entry: (-entry[0], entry[1:])):
         if kind == 0:
             changed = scale_link(problem, (stage, other), FASTER_LINK)
-            yield bound_s, f"link {stage}-{other} twice as fast", changed
+            yield bound_s, f"link {names[1]((stage, other))} twice as fast", changed
         else:
             changed = scale_stage(problem, stage, FASTER_PART, part=part)
             if part == "B" and not split:  # its B is the whole backward
                 changed = scale_stage(changed, stage, FASTER_PART, part="W")
-            yield bound_s, f"{part} of stage {stage} 30% faster", changed
+            yield bound_s, f"{part} of stage {names[0](stage)} 30% faster", changed

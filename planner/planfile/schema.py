@@ -169,11 +169,12 @@ class TransferLink(Document, frozen=True):
 
 
 class Slack(Document, frozen=True):
-    """How much later the messages between two stages may arrive, both ways, than planned, all else as planned.
+    """How much later the messages between the devices of two stages may arrive, both ways, than planned, all else as
+    planned. Transfers between the same devices (of looped schedules) are late together and have the same slack.
 
     Attributes:
         free_s: without the step ending later.
-        absorbs_s: without costing more than filling and draining the pipeline once over this way; beyond it every few
+        absorbs_s: without costing more than filling and draining the pipeline once over these ways; beyond it every few
             microbatches pay again. Null: any delay.
     """
 

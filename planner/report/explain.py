@@ -8,6 +8,7 @@ from typing import Any
 from costmodel.units import format_count, format_seconds
 from planner.arguments import require_plan
 from planner.check.figures import MEMORY_ITEMS
+from planner.device_stages import device_stages, stage_label
 from planner.planfile.fingerprint import short_fingerprint
 from planner.planfile.schema import Finding, GroupPlan, Plan
 from planner.report.degrees import group_degrees, plan_degrees
@@ -50,9 +51,11 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUpRow:
-    """Forwards that an actor of the schedule runs before its first backward."""
+    """Forwards that an actor of the schedule runs before its first backward; `label` as in a simulated step: ``0``,
+    ``0+7`` where its devices run several stages."""
 
     stage: int
+    label: str
     group: str
     warm_up: int
 
@@ -260,12 +263,14 @@ def _memory_rows(plan: Plan) -> Iterator[MemoryRow]:
 def _warm_up_rows(plan: Plan) -> Iterator[WarmUpRow]:
     """Of pipelines; counted where the plan does not state them."""
     if len(plan.stages) > 1:
+        parts = device_stages(plan)
         for row in plan.schedule.actors:
             forwards = next((at for at, text in enumerate(row.actions.split()) if "F" not in text), None)
             warm_up = row.warm_up if row.warm_up is not None else forwards
             groups = plan.stages[row.stage].groups if row.stage < len(plan.stages) else ()
-            name = groups[row.group].name if row.group < len(groups) else str(row.group)
-            yield WarmUpRow(stage=row.stage, group=name, warm_up=warm_up or 0)
+            name = groups[row.group].name if 0 <= row.group < len(groups) else str(row.group)
+            label = stage_label(parts, row.stage) if row.stage in parts else str(row.stage)
+            yield WarmUpRow(stage=row.stage, label=label, group=name, warm_up=warm_up or 0)
 
 
 def _slack_rows(plan: Plan) -> Iterator[SlackRow]:

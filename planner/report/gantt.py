@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil, floor, log10
 
-from costmodel.schedule.actions import Action, Actor
+from costmodel.schedule.actions import Actor
 from costmodel.simulate import Simulation, TimelineEntry
 from costmodel.simulation.memory import MemoryCurve
 from costmodel.units import format_bytes, format_seconds
@@ -92,6 +92,9 @@ class _Picture:
     def y(self, actor: Actor) -> int:
         return TOP + self.rows[actor] * self.row
 
+    def label(self, actor: Actor) -> str:
+        return escape(self.step.groups[self.rows[actor]].label)
+
     def axis(self) -> Iterator[str]:
         for time_s in ticks(self.start_s, self.end_s):
             x = self.x(time_s)
@@ -117,7 +120,7 @@ class _Picture:
 
     def actions(self) -> Iterator[str]:
         critical = {segment.action for segment in self.step.chain if segment.part in CLASSES}
-        virtual = self.step.step.schedule.stages > len(self.step.plan.stages)
+        more = self.step.step.schedule.stages - len(self.step.plan.stages)
         for actor, at in self.rows.items():
             y = self.y(actor)
             chunks = sorted({action.stage for action in self.step.step.schedule.actions[at].actions})
@@ -126,7 +129,11 @@ class _Picture:
                 width = max(stop - x, 0.5)
                 names = CLASSES[action.kind] + " c" * (action in critical) + " v" * (chunks.index(action.stage) % 2)
                 yield f'<rect class="{names}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{self.bar}">'
-                yield f"<title>{_words(action, virtual)}, {_span(start_s, end_s)}"
+                where = self.step.groups[at].label
+                if more >= 0:
+                    where = f"{'virtual ' * (more > 0)}stage {action.stage}"
+                yield f"<title>{WORDS[action.kind]} of {escape(where)}, microbatch {action.microbatch}, "
+                yield _span(start_s, end_s)
                 yield f"{', on the critical path' if action in critical else ''}</title></rect>"
                 text = str(action.microbatch)
                 if width > 6 * len(text) + 3:
@@ -162,7 +169,7 @@ class _Picture:
             shown.append(f"waiting {max(1 - sum(share for _, share in parts), 0.0):.0%}")
             start_s = self.start_s + at * bin_s
             yield f'<rect class="tip" x="{LEFT + at * WIDTH / BINS:.1f}" y="{bottom - self.bar}" '
-            yield f'width="{wide * WIDTH / BINS:.1f}" height="{self.bar}"><title>stage {actor.stage}, '
+            yield f'width="{wide * WIDTH / BINS:.1f}" height="{self.bar}"><title>{self.label(actor)}, '
             yield f"{_span(start_s, start_s + wide * bin_s)}: {', '.join(shown)}</title></rect>"
 
     def path_line(self) -> Iterator[str]:
@@ -199,7 +206,7 @@ class _Picture:
             for at in range(first, min(max(ceil((until_s - self.start_s) / bin_s - 1e-9), first + 1), BINS)):
                 tops[at] = max(tops[at], (size - always) / self.most_held)
         bottom, peak = self.y(curve.actor) + self.bar + self.lane, format_bytes(curve.peak_bytes)
-        tip = f"stage {curve.actor.stage}: at most {peak} a device, {format_bytes(curve.peak_bytes - always)} of it "
+        tip = f"{self.label(curve.actor)}: at most {peak} a device, {format_bytes(curve.peak_bytes - always)} of it "
         tip += f"activations; the device has {format_bytes(curve.limit_bytes)}" if curve.limit_bytes else "activations"
         area = _area([0.0] * BINS, tops, bottom, self.lane - 1)
         yield f'<path class="mem" d="{area}"><title>{tip}</title></path>'
@@ -218,11 +225,6 @@ def ticks(start_s: float, end_s: float, about: int = 8) -> list[float]:
     step_s = next(power * factor for factor in (1, 2, 5, 10) if length_s / (power * factor) <= about)
     first = ceil(start_s / step_s - 1e-9)
     return [at * step_s for at in range(first, floor(end_s / step_s + 1e-9) + 1)]
-
-
-def _words(action: Action, virtual: bool) -> str:
-    where = f" of virtual stage {action.stage}" if virtual else f" of stage {action.stage}"
-    return f"{WORDS[action.kind]}{where}, microbatch {action.microbatch}"
 
 
 def _span(start_s: float, end_s: float) -> str:

@@ -6,6 +6,7 @@ from html import escape
 from costmodel.errors import PlanError
 from costmodel.simulate import Simulation
 from costmodel.units import format_bytes, format_seconds
+from planner.device_stages import actor_label
 from planner.report.explain import Explanation, StageRow
 from planner.report.timeline import run_schedule
 
@@ -168,13 +169,10 @@ def _svg(explanation: Explanation, simulation: Simulation) -> str:
     scale = WIDTH / simulation.pipeline_s
     rows = {use.actor: at for at, use in enumerate(simulation.actors)}
     height = ROW * len(rows) + 22
-    stages = explanation.plan.stages
-    pieces = []
-    for actor, at in rows.items():
-        name = f"stage {actor.stage}"
-        if len(stages[actor.stage].groups) > 1:
-            name += f" {stages[actor.stage].groups[actor.group].name}"
-        pieces.append(f'<text x="0" y="{at * ROW + 17}">{escape(name)}</text>')
+    pieces = [
+        f'<text x="0" y="{at * ROW + 17}">{escape(actor_label(explanation.plan, actor))}</text>'
+        for actor, at in rows.items()
+    ]
     for entry in simulation.timeline:
         x, width = LABEL + entry.start_s * scale, max((entry.end_s - entry.start_s) * scale, 0.5)
         y = rows[entry.actor] * ROW + 3

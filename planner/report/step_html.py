@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from costmodel.units import format_bytes, format_seconds
+from planner.device_stages import stages_words
 from planner.report.gantt import draws_each, whole, windows
 from planner.report.step_text import MOST_ROWS, misfit_words, step_time_words
 from planner.simulation import StepSimulation, path_words
@@ -77,7 +78,7 @@ def render_html(step: StepSimulation) -> str:
 
 def _head(step: StepSimulation) -> list[str]:
     schedule = step.step.schedule
-    lines = [f"schedule {schedule.name}, {schedule.microbatches} microbatches, {len(step.plan.stages)} stages"]
+    lines = [f"schedule {schedule.name}, {schedule.microbatches} microbatches, {stages_words(step.plan)}"]
     lines += [f"changed: {words}" for words in step.changes]
     lines.append(step_time_words(step))
     lines += [f"note: {words}" for words in step.notes]
@@ -105,8 +106,8 @@ def _timeline(step: StepSimulation) -> str:
         for at, (title, picture) in enumerate(windows(step)):
             opened = " open" if at == 0 else ""
             parts.append(f'<details{opened}><summary>{title}</summary><div class="pic">{picture}</div></details>')
-    if step.step.schedule.stages > len(step.plan.stages):
-        parts.append("<div>Every second virtual stage of a group is paler.</div>")
+    if step.step.schedule.stages > len({row.stage for row in step.step.schedule.actions}):
+        parts.append("<div>Every second stage of a set of devices is paler.</div>")
     return "".join(parts)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from costmodel.units import format_bytes, format_seconds
+from planner.device_stages import stages_words
 from planner.report.table import format_table
 from planner.report.timeline import draw_timeline
 from planner.simulation import StepSimulation, path_words
@@ -28,10 +29,9 @@ def render_summary(step: StepSimulation) -> str:
 
 
 def _head(step: StepSimulation) -> Iterator[str]:
-    schedule, count = step.step.schedule, len(step.plan.stages)
+    schedule = step.step.schedule
     yield (
-        f"{step.plan.name}: schedule {schedule.name}, {schedule.microbatches} microbatches, "
-        f"{count} stage{'s' if count > 1 else ''}"
+        f"{step.plan.name}: schedule {schedule.name}, {schedule.microbatches} microbatches, {stages_words(step.plan)}"
     )
     for words in step.changes:
         yield f"changed: {words}"

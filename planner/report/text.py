@@ -98,7 +98,7 @@ def _schedule(explanation: Explanation) -> Iterator[str]:
     if explanation.warm_ups:
         several = any(len(stage.groups) > 1 for stage in explanation.plan.stages)
         counts = [
-            f"{row.warm_up} on stage {row.stage}{' ' + row.group if several else ''}" for row in explanation.warm_ups
+            f"{row.warm_up} on stage {row.label}{' ' + row.group if several else ''}" for row in explanation.warm_ups
         ]
         yield from _wrap(f"forwards before the first backward: {', '.join(counts)}", hang="  ")
     if explanation.slack:

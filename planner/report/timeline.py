@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from costmodel.schedule.actions import Actor
 from costmodel.simulate import Simulation, TimelineEntry, simulate
 from costmodel.units import format_seconds
-from planner.plan_problem import actor_label, problem_of
+from planner.device_stages import actor_label
+from planner.plan_problem import problem_of
 from planner.planfile.schema import Plan
 
 MIN_COLUMNS = 3  # of the shortest forward

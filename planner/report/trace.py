@@ -1,15 +1,15 @@
 """A simulated step in the Trace Event format, as ui.perfetto.dev and chrome://tracing read it.
 
-Processes are stages. Their threads are the groups' compute, what they do once a step, and the links that they send
-over. Every action, message and collective is a complete event (``"ph": "X"``), memory of each group a counter
-(``"C"``). Times are in microseconds.
+Processes are stages, those on the same devices together. Their threads are the groups' compute, what they do once a
+step, and the links that they send over. Every action, message and collective is a complete event (``"ph": "X"``),
+memory of each group a counter (``"C"``). Times are in microseconds.
 """
 
 import json
 from typing import Any
 
 from costmodel.schedule.actions import Actor
-from planner.plan_problem import actor_label
+from planner.device_stages import actor_label, device_stages, stage_label
 from planner.simulation import StepSimulation
 
 _NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
@@ -18,8 +18,9 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
 def render_trace(step: StepSimulation) -> str:
     """One JSON object with the events."""
     events: list[dict[str, Any]] = []
-    for stage in range(len(step.plan.stages)):
-        events.append(_named("process_name", stage, 0, f"stage {stage}"))
+    parts = device_stages(step.plan)
+    for stage in parts:
+        events.append(_named("process_name", stage, 0, f"stage {stage_label(parts, stage)}"))
         events.append({"name": "process_sort_index", "ph": "M", "pid": stage, "tid": 0, "args": {"sort_index": stage}})
     events += _compute(step)
     events += _endings(step)
@@ -51,7 +52,7 @@ def _endings(step: StepSimulation) -> list[dict[str, Any]]:
     events = []
     for use, ending in zip(step.step.actors, step.step.endings, strict=True):
         stage, group = use.actor
-        thread = len(step.plan.stages[stage].groups) + group
+        thread = _groups(step, stage) + group
         events.append(_named("thread_name", stage, thread, f"{_group(step, use.actor)} once a step"))
         spans = (
             ("reduce gradients", ending.reduce_start_s, ending.reduce_end_s),
@@ -69,7 +70,7 @@ def _messages(step: StepSimulation) -> list[dict[str, Any]]:
     for message in step.step.messages:
         stage, link = message.source.stage, (message.source, message.target)
         if link not in threads:
-            first = 2 * len(step.plan.stages[stage].groups)
+            first = 2 * _groups(step, stage)
             threads[link] = first + used.get(stage, 0)
             used[stage] = used.get(stage, 0) + 1
             name = f"{_group(step, message.source)} to {actor_label(step.plan, message.target)}"
@@ -99,7 +100,11 @@ def _memory(step: StepSimulation) -> list[dict[str, Any]]:
 
 
 def _group(step: StepSimulation, actor: Actor) -> str:
-    return step.plan.stages[actor.stage].groups[actor.group].name
+    return step.plan.stages[device_stages(step.plan)[actor.stage][0]].groups[actor.group].name
+
+
+def _groups(step: StepSimulation, stage: int) -> int:
+    return len(step.plan.stages[device_stages(step.plan)[stage][0]].groups)
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import pytest
 import planner
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, parse_schedule
-from costmodel.schedule.generate import gpipe
 from planner.plan_problem import problem_of, shared_nics
 from planner.report import gantt
 from planner.report.step_html import render_html
@@ -63,12 +62,9 @@ def test_another_schedule():
     assert not full.fits and "does not fit: stage 1 needs 48.25 GiB a device, 16.25 GiB more" in full.text
 
 
-def test_a_schedule_that_cuts_microbatches_has_no_times(monkeypatch):
-    monkeypatch.setattr(
-        "planner.plan_problem.by_name", lambda name, stages, microbatches, _: gpipe(stages, 2 * microbatches)
-    )
-    with pytest.raises(InputError, match="runs 8 units, the plan has times of 4 microbatches") as caught:
-        planner.simulate(tiny_plan(), schedule="slices")
+def test_a_schedule_that_cuts_microbatches_has_no_times():
+    with pytest.raises(InputError, match="runs 16 units, the plan has times of 4 microbatches") as caught:
+        planner.simulate(tiny_plan(), schedule="sequence-chunks")
     assert caught.value.code == "MP195"
 
 
@@ -76,16 +72,16 @@ def test_virtual_stages_and_weight_gradients(monkeypatch):
     """A V-shape of two chunks a stage with a backward split in two, from a plan that knows stages only."""
     rows = "0.0: 0F0 3F0 3B0 0B0 3W0 0W0\n1.0: 1F0 2F0 2B0 2W0 1B0 1W0"
     schedule = parse_schedule(f"schedule v microbatches 1\n{rows}")
-    monkeypatch.setattr("planner.plan_problem.by_name", lambda *_: schedule)
+    monkeypatch.setattr("planner.other_schedules.by_name", lambda *_: schedule)
     plan = tiny_plan(stages=2, microbatches=1)
-    step = planner.simulate(plan, schedule="v")
+    step = planner.simulate(plan, schedule="zb-v")
     assert [use.busy_s for use in step.step.actors] == pytest.approx([0.006, 0.009])
     assert len(step.notes) == 2 and "~ weight gradient" in step.text
     assert len(step.step.messages) == 4 and len(pictures(step.html)) == 1
-    late = planner.simulate(plan, schedule="v", delay_s={"0-1": 0.01})
+    late = planner.simulate(plan, schedule="zb-v", delay_s={"0-1": 0.01})
     assert late.makespan_s == pytest.approx(step.makespan_s + 0.04)
     assert {event.get("args", {}).get("virtual stage") for event in json.loads(step.trace)["traceEvents"]} >= {2, 3}
-    slow = planner.simulate(plan, schedule="v", slow={"stage1.W": 2.0})
+    slow = planner.simulate(plan, schedule="zb-v", slow={"stage1.W": 2.0})
     assert slow.groups[1].busy_s == pytest.approx(0.009 + 0.003)
 
 
