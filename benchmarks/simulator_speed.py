@@ -56,6 +56,9 @@ def main() -> int:
         "shared, again": lambda schedule, program, *rest: simulate(
             program, *rest, contention=Contention(shared=SHARED), keep_timeline=False
         ),
+        "slowed, again": lambda schedule, program, *rest: simulate(
+            program, *rest, contention=Contention(compute_slowdown=1.1), keep_timeline=False
+        ),
         "slowed down": lambda schedule, program, *rest: simulate(
             schedule, *rest, contention=Contention(compute_slowdown=1.1), keep_timeline=False
         ),

@@ -7,8 +7,9 @@ action an actor reduces gradients, exchanges them with the other groups of its s
 update joins their values (a norm of all gradients), and updates its parameters. On request messages contend for shared
 resources, compute slows down beside communication (`Contention`), and all times jitter.
 
-Time is linear in the number of actions, without contention well over a million actions a second; see
-`costmodel.simulation.strict`.
+Time is linear in the number of actions: well over a million actions a second without contention, about a million where
+messages share resources, somewhat less where compute slows down beside them; see `costmodel.simulation.strict`,
+`shared` and `slowed`.
 """
 
 from collections.abc import Mapping

@@ -13,10 +13,10 @@ from costmodel.schedule.actions import Action, Actor
 from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.zero_bubble import split_backward
 from costmodel.simulate import Contention, SendTimes, StageTimes, flatten, simulate
-from costmodel.simulation import contended
 from costmodel.simulation.contended import run_contended
 from costmodel.simulation.costs import costs_of
 from costmodel.simulation.noise import factors
+from tests.costmodel.event_by_event import EventByEvent
 from tests.costmodel.test_simulate import chain
 
 TIME = st.floats(0.0, 10.0)
@@ -65,7 +65,29 @@ def test_without_a_slowdown_the_short_loop_does_what_the_events_do(case, early, 
     program = flatten(schedule)
     costs = costs_of(program, times, sends)
     contention = Contention(shared=shared, early_reduction=early)
-    assert run_contended(program, costs, contention) == contended._Events(program, costs, contention).run()
+    assert run_contended(program, costs, contention) == EventByEvent(program, costs, contention).run()
+
+
+@given(cases(), st.sampled_from((2.0, 4.0)), st.sampled_from((0.0, 0.5, 1.0)), st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=300, deadline=None)
+def test_slowed_down_the_short_loop_does_what_the_events_do(case, slow, early, split, seed):
+    """Times are such that no sum or quotient is rounded, so that both see the same messages first."""
+    schedule, times, sends = case
+    rng = random.Random(seed)
+    schedule = split_backward(schedule) if split else schedule
+
+    def exact(record, *names):
+        return replace(record, **{name: rng.randint(1, 1000) / 64 for name in names})
+
+    times = {at: exact(cost, "forward_s", "backward_s", "weight_s", "reduce_s") for at, cost in times.items()}
+    sends = {edge: exact(send, "activation_s", "gradient_s", "latency_s") for edge, send in sends.items()}
+    shared = {
+        pair: tuple(rng.sample(["a", "b", "c"], rng.randint(0, 2))) for edge in sends for pair in (edge, edge[::-1])
+    }
+    program = flatten(schedule)
+    costs = costs_of(program, times, sends)
+    contention = Contention(shared=shared, compute_slowdown=slow, early_reduction=early)
+    assert run_contended(program, costs, contention) == EventByEvent(program, costs, contention).run()
 
 
 @given(cases(), st.floats(1.0, 3.0), st.floats(0.0, 1.0), st.booleans())
