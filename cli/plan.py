@@ -89,6 +89,9 @@ def command(
             sequence=seq,
             progress=report,
         )
+    for finding in plan.findings:
+        if finding.code == "MP179":  # a profile given in vain
+            note(f"{finding.message}; {finding.hint}")
     document = encode(plan)
     if output is not None:
         save(document, output)

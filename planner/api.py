@@ -24,7 +24,7 @@ from planner.lowering.reference import reference as one_device
 from planner.models import load_model
 from planner.op_findings import op_findings
 from planner.planfile.schema import BaselinePlan, Finding, ModelRecord, Plan
-from planner.profile_facts import coverage_findings, facts_of_kinds, with_measured_size
+from planner.profile_facts import coverage_findings, facts_of_kinds, layer_table_findings, with_measured_size
 from planner.search.baselines import Baseline, baselines
 from planner.search.joint import Request, microbatch_sizes, search
 from planner.search.pinned import StagePin
@@ -132,6 +132,7 @@ def plan(
     result = search(request, say)
     if measured is not None:
         findings += coverage_findings(kinds, measured, result.score.layout.graph)
+        findings += layer_table_findings(measured)
     findings += op_findings(result.score)
     if named is not None:
         findings += named.findings(g.decision for stage in result.score.layout.stages for g in stage.groups)

@@ -84,7 +84,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         error_bar: least and most step time, seconds, that nine of ten such configurations stay within.
         mfu: model FLOPs over the devices' peak in the main dtype, nothing recomputed counted.
         provenance: where compute, communication and memory figures come from.
-        findings: what the strategy asks for and does not get (MP176 to MP178).
+        findings: what the strategy asks for and does not get (MP176 to MP179).
     """
 
     strategy: Strategy
@@ -310,7 +310,7 @@ def _provenance(estimator: StrategyEstimator, strategy: Strategy, dtype: str) ->
     stack = estimator.stack
     compute: list[Provenance] = []
     kinds = estimator.kinds(strategy)
-    tables = estimator.measured(estimator.model.work(estimator.facts_of(kinds[0]), strategy), strategy, kinds)
+    tables = estimator.measured(estimator.model.work(estimator.facts_of(kinds[0]), strategy), strategy)
     for kind, table in zip(kinds, tables or [None] * len(kinds), strict=True):
         if table is not None:
             compute.append(table.provenance)

@@ -13,6 +13,7 @@ from costmodel.op_times import measured_graph
 from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
 from profiles.apply import apply_profile
+from profiles.block_table import layer_models, layer_names
 from profiles.catalogue import kind_for_jax_name, load_catalogue
 from profiles.coverage import Coverage, op_coverage
 from profiles.schema import Profile
@@ -128,6 +129,17 @@ def coverage_findings(kinds: KindFacts, profile: Profile, graph: ModelGraph) -> 
             )
         )
     return tuple(findings)
+
+
+def layer_table_findings(profile: Profile) -> tuple[Finding, ...]:
+    """That a profile's imported layer times are not used by a plan: MP179."""
+    models = layer_models(profile)
+    if not models:
+        return ()
+    counts = ", ".join(f"{model} ({len(layer_names(profile, model))} entries)" for model in models)
+    message = f"the profile has layer times of {counts}: a plan is priced op by op and makes no use of them"
+    hint = "`meshplan estimate --profile` does; `meshplan profile --blocks` measures blocks that plans use"
+    return (Finding(code="MP179", severity="note", message=message, hint=hint),)
 
 
 def model_coverage(profile: Profile, graph: ModelGraph) -> Coverage:

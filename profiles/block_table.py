@@ -54,6 +54,20 @@ def layer_names(profile: Profile, model: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def layer_degrees(profile: Profile, layer: str | int, *, model: str | None = None) -> tuple[int, ...]:
+    """Tensor parallel degrees that a layer was measured at, ascending; none for a layer that the table does not have.
+
+    Args:
+        model: as it was imported; may be left out where the profile has one.
+    """
+    return tuple(sorted({one.mesh[0] for one in _entries(profile, layer_class(layer_model(profile, model), layer))}))
+
+
+def layer_microbatches(profile: Profile, layer: str | int, *, model: str | None = None) -> tuple[int, ...]:
+    """Microbatches that a layer was measured at, ascending."""
+    return tuple(sorted({one.microbatch for one in _entries(profile, layer_class(layer_model(profile, model), layer))}))
+
+
 def layer_times(
     profile: Profile, layer: str | int, tp: int, microbatch: float, *, model: str | None = None
 ) -> LayerTimes:
@@ -74,7 +88,7 @@ def layer_times(
     if tp < 1 or microbatch <= 0:
         raise ValueError(f"layer_times() needs tp >= 1 and microbatch > 0, got {tp} and {microbatch}")
     name = layer_class(layer_model(profile, model), layer)
-    entries = [one for one in profile.blocks if one.block_class == name and len(one.mesh) == 1]
+    entries = _entries(profile, name)
     if not entries:
         known = sorted({one.block_class for one in profile.blocks})
         raise ProfileError("MP311", f"the block table has no {name!r}", suggestion(name, known, "it has"))
@@ -87,6 +101,10 @@ def layer_times(
     updates = all(one.update_s is not None for one in entries)
     update = _at(by_tp, "update_s", tp, microbatch)[0] if updates else None
     return LayerTimes(ahead, back, update, own if how is None else weakest(own, how))
+
+
+def _entries(profile: Profile, name: str) -> list[BlockTime]:
+    return [one for one in profile.blocks if one.block_class == name and len(one.mesh) == 1]
 
 
 def _at(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.cluster import Cluster
+from costmodel.collectives import NO_LINK
 from costmodel.compute import peak_flops_per_s
 from costmodel.device_kind import DeviceKind
 from costmodel.errors import InputError
@@ -14,7 +15,7 @@ from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
 from planner.strategy.findings import degree_findings, held_in_estimate, overlap_findings
-from planner.strategy.layer_table import LayerTable, MeasuredStage
+from planner.strategy.layer_table import LayerTable, MeasuredStage, Passes
 from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
 from planner.strategy.pricing import ClassTimes, class_times
@@ -135,18 +136,37 @@ class StrategyEstimator:
         work = works[kinds[0].name]
         times = [self.times(works[kind.name], strategy, kind, slowdown) for kind, slowdown in paces]
         parts = parts_of(work, strategy)
-        measured = self.measured(work, strategy, kinds)
+        measured = self.measured(work, strategy)
         self._check_dtype(strategy, kinds)
         return step_time(work, parts, times, paces, self.links(strategy), strategy, self.stack, count, measured)
 
-    def measured(
-        self, work: Work, strategy: Strategy, kinds: Sequence[DeviceKind]
-    ) -> list[MeasuredStage | None] | None:
-        """Measured times of each stage; None for those of a kind that was not measured."""
+    def measured(self, work: Work, strategy: Strategy) -> list[MeasuredStage | None] | None:
+        """Measured times of each stage, on its slowest devices; None for stages of a kind that was not measured."""
         if self.layers is None:
             return None
-        found = self.layers.stages(work, strategy)
-        return [one if kind.name == self.layers.kind else None for one, kind in zip(found, kinds, strict=True)]
+        own = next((kind for kind in self.kinds(strategy) if kind.name == self.layers.kind), None)
+        if own is None:
+            return [None] * strategy.pp
+        found = self.layers.stages(work, strategy, self._collectives(strategy, own))
+        return [
+            one.on(slowdown) if kind.name == self.layers.kind else None
+            for one, (kind, slowdown) in zip(found, self._paces(strategy), strict=True)
+        ]
+
+    def _collectives(self, strategy: Strategy, kind: DeviceKind) -> dict[str, Passes]:
+        """Seconds of the collectives of one block of each class, forward and backward, that nothing hides: what its
+        time has more than it had if they took none."""
+        axes = tuple(name for name in ("cp", "tp") if getattr(strategy, name) > 1)
+        if not axes:
+            return {}
+        work = self.model.work(self.facts_of(kind), strategy)
+        whole = self.times(work, strategy, kind)
+        free = AxisLinks(dict.fromkeys(axes, NO_LINK), 1)
+        alone = class_times(work, kind, self.stack, free, axes, strategy.remat)
+        return {
+            key: (one.forward_s - alone[key].forward_s, one.backward_s - alone[key].backward_s)
+            for key, one in whole.items()
+        }
 
     def findings(self, strategy: Strategy) -> tuple[Finding, ...]:
         """What the strategy asks for and does not get."""
@@ -155,7 +175,8 @@ class StrategyEstimator:
             work = self.model.work(self.facts_of(self.kinds(strategy)[0]), strategy)
             held = held_in_estimate(work, strategy, self.stack)
             self._findings[key] = tuple(degree_findings(held, strategy))
-        return (*self._findings[key], *overlap_findings(strategy, self.stack))
+        of_layers = self.layers.findings(strategy) if self.layers is not None else ()
+        return (*self._findings[key], *overlap_findings(strategy, self.stack), *of_layers)
 
     def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
         """Memory of every stage."""

@@ -1,32 +1,57 @@
 """Stage times from a table of measured layer times in place of kernels' prices (`profiles.block_table`).
 
-The table's entries are the model's in order: the first stands before the layers (the embedding), then come the layers,
-then what follows them (a last norm, the head). A table with as many entries as layers has nothing beside them. Times
-are of a layer on the devices of one tensor-parallel group, their collectives included.
+`layer_entries` says which entry stands for which blocks. Times are of a layer on the devices of one tensor-parallel
+group, their collectives included. A layer that was measured on one device alone is divided among more (B3), and the
+cost model's collectives come on top: no time of one device has any.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from costmodel.errors import InputError
 from costmodel.provenance import Provenance, weakest
+from planner.planfile.schema import Finding
+from planner.strategy.layer_entries import Entries, entries_of
 from planner.strategy.scheduled import CLOSED
 from planner.strategy.stages import layers_of_parts
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Work
-from profiles.block_table import LayerTimes, layer_names, layer_times
+from profiles.block_table import LayerTimes, layer_degrees, layer_microbatches, layer_names, layer_times
 from profiles.schema import Profile
+
+Passes = tuple[float, float]  # seconds of the forward and of the backward pass
 
 
 class MeasuredStage(NamedTuple):
     """Seconds of one stage's layers: of a microbatch, and of their update once a step (None where not measured), were
-    they not split by ZeRO; and where the figures come from."""
+    they not split by ZeRO; and where the figures come from.
+
+    Attributes:
+        modelled_s: of the former two, each, collectives that the cost model added.
+    """
 
     forward_s: float
     backward_s: float
     update_s: float | None
     provenance: Provenance
+    modelled_s: Passes = (0.0, 0.0)
+
+    def on(self, slowdown: float) -> "MeasuredStage":
+        """The same on devices that take `slowdown` times as long as those that were measured."""
+        ahead, behind = self.modelled_s
+        return self._replace(
+            forward_s=slowdown * (self.forward_s - ahead) + ahead,
+            backward_s=slowdown * (self.backward_s - behind) + behind,
+            update_s=None if self.update_s is None else slowdown * self.update_s,
+        )
+
+
+class _Entry(NamedTuple):
+    """One entry, and the classes of the blocks that it stands for."""
+
+    name: str
+    blocks: tuple[str, ...]
 
 
 @dataclass
@@ -40,53 +65,123 @@ class LayerTable:
     profile: Profile
     model: str
     kind: str
-    _known: dict[tuple[str, int, int], LayerTimes] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, int, int], tuple[LayerTimes, bool]] = field(default_factory=dict, repr=False)
+    _placed: dict[tuple[str, ...], tuple[list[_Entry], Entries]] = field(default_factory=dict, repr=False)
 
-    def stages(self, work: Work, strategy: Strategy) -> list[MeasuredStage]:
+    def stages(self, work: Work, strategy: Strategy, collectives: Mapping[str, Passes]) -> list[MeasuredStage]:
         """Times of each stage of a strategy.
 
+        Args:
+            collectives: what the cost model takes for those of one block, by class: added where no entry has them.
+
         Raises:
-            InputError: MP189 the table has fewer entries than the model has layers, or knows nothing of what the
+            InputError: MP189 the table is of a model with another number of layers, or knows nothing of what the
                 strategy asks for.
         """
         _require_known(strategy, self.model)
-        found: list[list[LayerTimes]] = [[] for _ in range(strategy.pp)]
-        for i, names in enumerate(self._parts(work, strategy)):
-            found[i % strategy.pp] += [self._times(name, strategy) for name in names]
-        return [_stage(times, strategy) for times in found]
+        found: list[list[_Entry]] = [[] for _ in range(strategy.pp)]
+        for i, entries in enumerate(self._parts(work, strategy)):
+            found[i % strategy.pp] += entries
+        return [self._stage(entries, strategy, collectives) for entries in found]
 
-    def _parts(self, work: Work, strategy: Strategy) -> list[tuple[str, ...]]:
+    def findings(self, strategy: Strategy) -> Iterator[Finding]:
+        """MP179: what of the strategy the layer times do not tell, and what is taken in its place."""
+        divided = strategy.tp > 1 and any(
+            layer_degrees(self.profile, name, model=self.model) == (1,)
+            for name in layer_names(self.profile, self.model)
+        )
+        if divided:
+            yield _note(
+                f"the layer times of {self.model} are of one device alone: at tp={strategy.tp} they are divided by "
+                f"{strategy.tp}, and the cost model's collectives come on top",
+                "import rows that were measured at that tp",
+            )
+        elif strategy.sp and strategy.tp > 1:
+            yield _note(
+                f"the layer times of {self.model} do not say whether they were measured with sp: sp=on decides memory "
+                "and sends here"
+            )
+        if strategy.attention != "graph":
+            yield _note(
+                f"the layer times of {self.model} have the attention that was measured: attention={strategy.attention} "
+                "decides memory here"
+            )
+
+    def _parts(self, work: Work, strategy: Strategy) -> list[list[_Entry]]:
         """Entries of each part of the model."""
-        names = layer_names(self.profile, self.model)
+        if work.order not in self._placed:
+            self._placed[work.order] = self._place(work)
+        entries, at = self._placed[work.order]
         sizes = layers_of_parts(work, strategy)
-        beside = len(names) - sum(sizes)
-        if beside < 0:
-            message = f"the table has {len(names)} layers of {self.model}, the model {sum(sizes)}"
-            raise InputError("MP189", message, "import the model's own table, or name the model that was measured")
-        at, parts = min(1, beside), list[tuple[str, ...]]()
+        start, parts = at.layers.start, list[list[_Entry]]()
         for size in sizes:
-            parts.append(names[at : at + size])
-            at += size
-        parts[0] = (*names[: min(1, beside)], *parts[0])
-        parts[-1] = (*parts[-1], *names[at:])
+            parts.append(entries[start : start + size])
+            start += size
+        parts[0] = [*entries[: at.before.stop], *parts[0]]
+        parts[-1] = [*parts[-1], *entries[at.behind.start :]]
         return parts
 
-    def _times(self, name: str, strategy: Strategy) -> LayerTimes:
+    def _place(self, work: Work) -> tuple[list[_Entry], Entries]:
+        """The table's entries, each with the blocks that it stands for: a layer and what stands before it and behind
+        the one before; blocks before and behind all layers belong to the entries there, if there are any."""
+        names = layer_names(self.profile, self.model)
+        layered = [i for i, key in enumerate(work.order) if work.classes[key].layered]
+        at = entries_of(self._sample(names), [work.order[i] for i in layered], self.model)
+        blocks: list[tuple[str, ...]] = [()] * len(names)
+        for entry, (begin, end) in zip(at.layers, zip([layered[0] - 1, *layered], layered, strict=False), strict=True):
+            blocks[entry] = work.order[begin + 1 : end + 1]
+        if at.before:
+            blocks[0] = work.order[: layered[0]]
+        if at.behind:
+            blocks[-1] = work.order[layered[-1] + 1 :]
+        return [_Entry(*pair) for pair in zip(names, blocks, strict=True)], at
+
+    def _sample(self, names: Sequence[str]) -> list[Passes]:
+        """Times of all entries at one size that tells them apart: the fewest devices, the largest microbatch."""
+        profile, model = self.profile, self.model
+        tp = min(layer_degrees(profile, names[0], model=model))
+        microbatch = max(layer_microbatches(profile, names[0], model=model))
+        times = [layer_times(profile, name, tp, microbatch, model=model) for name in names]
+        return [(one.forward_s, one.backward_s) for one in times]
+
+    def _times(self, name: str, strategy: Strategy) -> tuple[LayerTimes, bool]:
+        """Times of an entry, and whether they are of one device divided among several.
+
+        Raises:
+            InputError: MP189 measured at one other degree, where compute and collectives cannot be told apart.
+        """
         key = (name, strategy.tp, strategy.microbatch)
         if key not in self._known:
-            self._known[key] = layer_times(self.profile, name, strategy.tp, strategy.microbatch, model=self.model)
+            degrees = layer_degrees(self.profile, name, model=self.model)
+            if len(degrees) == 1 and degrees[0] not in (1, strategy.tp):
+                message = (
+                    f"layer {name} of {self.model} was measured at tp={degrees[0]} alone, collectives included: what "
+                    f"it takes at tp={strategy.tp} does not follow"
+                )
+                raise InputError("MP189", message, f"estimate tp={degrees[0]}, or import rows of another degree too")
+            times = layer_times(self.profile, name, strategy.tp, strategy.microbatch, model=self.model)
+            self._known[key] = times, degrees == (1,) and strategy.tp > 1
         return self._known[key]
 
-
-def _stage(times: Sequence[LayerTimes], strategy: Strategy) -> MeasuredStage:
-    forward = sum(one.forward_s for one in times)
-    backward = sum(one.backward_s for one in times)
-    if strategy.remat == "full":
-        backward += forward
-    updates = [one.update_s for one in times if one.update_s is not None]
-    whole = sum(updates) if times and len(updates) == len(times) else None
-    known: list[Provenance] = ["measured", *(one.provenance for one in times)]
-    return MeasuredStage(forward, backward, whole, weakest(*known))
+    def _stage(self, entries: Sequence[_Entry], strategy: Strategy, collectives: Mapping[str, Passes]) -> MeasuredStage:
+        forward = backward = ahead = behind = 0.0
+        updates: list[float | None] = []
+        known: list[Provenance] = ["measured"]
+        for entry in entries:
+            times, divided = self._times(entry.name, strategy)
+            if strategy.overlap_tensor and strategy.tp > 1 and not divided:
+                message = f"the layer times of {self.model} at tp={strategy.tp} have their collectives inside"
+                raise InputError("MP189", message, "leave overlap_tensor out: what was hidden is hidden in them")
+            forward, backward = forward + times.forward_s, backward + times.backward_s
+            updates.append(times.update_s)
+            known.append(times.provenance)
+            if divided:
+                ahead += sum(collectives[key][0] for key in entry.blocks)
+                behind += sum(collectives[key][1] for key in entry.blocks)
+        if strategy.remat == "full":
+            backward += forward
+        whole = sum(one for one in updates if one is not None) if entries and None not in updates else None
+        return MeasuredStage(forward + ahead, backward + behind, whole, weakest(*known), (ahead, behind))
 
 
 def _require_known(strategy: Strategy, model: str) -> None:
@@ -102,3 +197,7 @@ def _require_known(strategy: Strategy, model: str) -> None:
     if asked is not None:
         message = f"the layer times of {model} say nothing of {asked}"
         raise InputError("MP189", message, "leave it out, or estimate without the profile")
+
+
+def _note(message: str, hint: str = "") -> Finding:
+    return Finding(code="MP179", severity="note", message=message, hint=hint)

@@ -92,14 +92,26 @@ def test_bad_runs_write_nothing(call, tmp_path, estimate):
 
 
 def test_an_imported_table_of_layer_times_is_used(estimate, call, tmp_path):
-    rows = [f"{model},{size},{i},{size * 0.001},{size * 0.002}" for model in "mn" for size in (1, 4) for i in range(6)]
+    times = [(0.0002, 0.0), *[(0.001, 0.002)] * 4, (0.0003, 0.0005)]
+    rows = [
+        f"{model},{size},{i},{size * f},{size * b}"
+        for model in "mn"
+        for size in (1, 4)
+        for i, (f, b) in enumerate(times)
+    ]
     (tmp_path / "t.csv").write_text("\n".join(["model,micro_batch_seqs,layer,forward_s,backward_s", *rows]) + "\n")
     assert call("profile", "import", "t.csv", "--model", "m", "--device", "A100-SXM4-80GB", "-o", "t.json").code == 0
     found = json.loads(
         estimate("--strategy", "microbatch=4", "--profile", "t.json", "--layer-model", "m", "--json").out
     )
     assert found["provenance"]["compute"] == "measured"
-    assert found["breakdown"]["compute_s"] == pytest.approx(16 * 6 * 0.012)
+    assert found["breakdown"]["compute_s"] == pytest.approx(16 * 4 * sum(map(sum, times)))
+    plan = ("plan", "--model", MODEL, "--cluster", "c.toml", "--global-batch", 64, "--strategy", "dp=8,microbatch=8")
+    planned = call(*plan, "--profile", "t.json", "-o", "p.json")
+    assert (
+        planned.code == 0 and "the profile has layer times of m (6 entries): a plan is priced op by op" in planned.err
+    )
+    assert "MP179" in call("explain", "p.json").out
     refused = estimate("--strategy", "cp=2,microbatch=1", "--profile", "t.json")
     assert refused.code == 2 and "error MP189" in refused.err
     unknown = estimate("--strategy", "microbatch=1", "--profile", "t.json", "--layer-model", "o")

@@ -1,7 +1,10 @@
 """Stage times from a table of layer times: what a closed form of them says, and mistakes named."""
 
 from functools import lru_cache
+from itertools import pairwise
 
+import jax
+import optax
 import pytest
 
 import planner
@@ -17,20 +20,28 @@ TASK = gpt(hidden=512, layers=8, heads=8, vocab=4096, seq=128)
 EMBEDDING, LAYER, HEAD = (0.002, 0.0, 0.001), (0.01, 0.02, 0.004), (0.005, 0.01, 0.001)  # forward, backward, update
 
 
-@lru_cache(maxsize=2)
-def cluster(latency_s: float = 1e-9) -> Cluster:
-    """Nodes of one device whose sends take the latency."""
+@lru_cache(maxsize=3)
+def cluster(latency_s: float = 1e-9, slowdown: float = 1.0) -> Cluster:
+    """Nodes of one device whose sends take the latency; the first one takes `slowdown` times as long as others."""
     inter = {"bandwidth_bytes_per_s": 1e15, "latency_s": latency_s, "start_s": 0.0, "efficiency": 1.0}
     group = {"name": "a", "nodes": 8, "device": KIND.name, "devices_per_node": 1, "inter": inter}
+    if slowdown > 1.0:
+        group["overrides"] = {"slow": {"0/0": slowdown}}
     return parse_cluster({"name": "c", "group": [group]}, load_catalogue())
 
 
-def table(layers: int = 8, models: tuple[str, ...] = ("m",), sizes: tuple[int, ...] = (1, 4), head: bool = True) -> str:
+def table(
+    layers: int = 8,
+    models: tuple[str, ...] = ("m",),
+    sizes: tuple[int, ...] = (1, 4),
+    head: bool = True,
+    degrees: tuple[int, ...] = (1,),
+) -> str:
     rows = ["model,gpu,micro_batch_seqs,tp,layer,forward_s,backward_s,update_s"]
     for model in models:
-        for size in sizes:
+        for size, tp in [(size, tp) for size in sizes for tp in degrees]:
             entries = [EMBEDDING, *[LAYER] * layers, *([HEAD] if head else [])]
-            rows += [f"{model},x,{size},1,{i},{f * size},{b * size},{u}" for i, (f, b, u) in enumerate(entries)]
+            rows += [f"{model},x,{size},{tp},{i},{f * size},{b * size},{u}" for i, (f, b, u) in enumerate(entries)]
     return "\n".join(rows) + "\n"
 
 
@@ -102,11 +113,85 @@ def test_what_the_table_does_not_know_is_refused(text: str) -> None:
     assert caught.value.code == "MP189"
 
 
-def test_a_table_of_fewer_layers_is_refused() -> None:
-    short = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(5, head=False)))
-    with pytest.raises(PlanError, match="the table has 6 layers of m, the model 8") as caught:
-        short("microbatch=1", 4)
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (5, "the table has 7 entries of m, the model 8 layers: 1 too few"),
+        (7, "the table has 9 entries of m, the model 8 layers: entry 8 takes"),
+        (9, "the table has 11 entries of m, the model 8 layers: entry 9, which would stand beside them, takes what"),
+        (12, "6 stand beside the layers, and an embedding, a norm and a head make 3"),
+    ],
+)
+def test_a_table_of_another_number_of_layers_is_refused(layers: int, words: str) -> None:
+    other = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(layers)))
+    with pytest.raises(PlanError, match=words) as caught:
+        other("microbatch=1", 4)
     assert caught.value.code == "MP189"
+
+
+def test_a_table_is_refused_for_a_model_without_layers() -> None:
+    def loss(params: list[jax.Array], batch: jax.Array) -> jax.Array:
+        x = batch
+        for weight in params:
+            x = jax.numpy.tanh(x @ weight)
+        return x.mean()
+
+    widths = (64, 96, 128, 32)
+    params = [jax.ShapeDtypeStruct(pair, "float32") for pair in pairwise(widths)]
+    batch = jax.ShapeDtypeStruct((8, 64), "float32")
+    task = planner.TrainingTask(loss, params=params, batch=batch, optimizer=optax.sgd(0.1))
+    foreign = planner.Estimator(model=task, cluster=cluster(), profile=profile(table(1)))
+    with pytest.raises(PlanError, match="the table has 3 entries of m, the model 0 layers") as caught:
+        foreign("microbatch=1", 4)
+    assert caught.value.code == "MP189"
+
+
+def test_tensor_parallel_layers_of_a_one_device_table_pay_for_collectives() -> None:
+    """Compute divided among the devices, and on top what the same strategy's collectives cost without the table."""
+    text = "tp=2,microbatch=1,remat=full"
+    found = estimator()(text, 4)
+    plain = planner.Estimator(model=TASK, cluster=cluster())(text, 4)
+    ahead = EMBEDDING[0] + 8 * LAYER[0] + HEAD[0]
+    behind = EMBEDDING[1] + 8 * LAYER[1] + HEAD[1]
+    assert plain.breakdown.communication_s > 0
+    assert found.breakdown.compute_s + found.breakdown.communication_s == pytest.approx(
+        4 * (2 * ahead + behind) / 2 + plain.breakdown.communication_s
+    )
+    assert found.provenance["compute"] == "fitted"
+    (note,) = [one.message for one in found.findings if one.code == "MP179"]
+    assert "divided by 2, and the cost model's collectives come on top" in note
+
+
+def test_tensor_parallel_rows_have_their_collectives_inside() -> None:
+    measured = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(degrees=(1, 2))))
+    found, alone = measured("tp=2,microbatch=1,sp=on", 4), measured("microbatch=1", 4)
+    assert found.breakdown.compute_s == pytest.approx(alone.breakdown.compute_s)  # the table has the same rows for both
+    assert found.provenance["compute"] == "measured"
+    (note,) = [one.message for one in found.findings if one.code == "MP179"]
+    assert "sp=on decides memory and sends" in note
+    with pytest.raises(PlanError, match="have their collectives inside"):
+        measured("tp=2,microbatch=1,overlap_tensor=on", 4)
+
+
+def test_one_other_degree_says_nothing_of_this_one() -> None:
+    split = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(degrees=(4,))))
+    assert split("tp=4,microbatch=1", 4).provenance["compute"] == "measured"
+    with pytest.raises(PlanError, match=r"measured at tp=4 alone.*tp=2 does not follow") as caught:
+        split("tp=2,microbatch=1", 4)
+    assert caught.value.code == "MP189"
+
+
+def test_attention_that_the_table_does_not_tell_is_said() -> None:
+    found, plain = estimator()("microbatch=1,attention=flash", 4), estimator()("microbatch=1", 4)
+    assert found.step_time_s == plain.step_time_s and found.memory.peak_bytes < plain.memory.peak_bytes
+    (note,) = [one.message for one in found.findings if one.code == "MP179"]
+    assert "attention=flash decides memory" in note and not plain.findings
+
+
+def test_slow_devices_take_longer_than_the_measured_ones() -> None:
+    slow = cluster(slowdown=1.5)
+    found = planner.Estimator(model=TASK, cluster=slow, profile=profile(table()))("microbatch=1", 4)
+    assert found.step_time_s == pytest.approx(1.5 * estimator()("microbatch=1", 4).step_time_s)
 
 
 @pytest.mark.parametrize("partition", ["2+2+2+2", "1+3+3+1", "2+3+2+1", "1+1+1+5"])
