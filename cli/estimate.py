@@ -2,23 +2,38 @@
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cli.exitcodes import FINDINGS, OK
+from cli.failures import JSON_WANTED, error_document, show_error, wants_json
 from cli.fake_devices import look_for_no_accelerator
 from cli.options import COUNT, DURATION, json_option, model_option, output_option
 from cli.output import emit, emit_report, note, progress
+from costmodel.errors import PlanError
 
 if TYPE_CHECKING:
     from costmodel.cluster import Cluster
     from planner.compile_check import CompiledGroup
+    from planner.estimating import Estimate
+
+T = TypeVar("T")
 
 _EXAMPLE = "dp=8,tp=8,pp=4,microbatch=1,remat=full,zero=1,sp=on"
 
 
-@click.command("estimate", short_help="What a given configuration would take: step time, memory, throughput.")
+class _Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[JSON_WANTED] = wants_json(args)  # known to --list-stacks, wherever --json stands
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "estimate", cls=_Command, short_help="What a given configuration would take: step time, memory, throughput."
+)
 @model_option("What to train", required=True)
 @click.option("--seq", type=COUNT, help="Sequence length instead of the model's own.")
 @click.option("--cluster", metavar="FILE", help="Cluster file. Default: the attached devices.")
@@ -72,14 +87,15 @@ def command(
     output: str | None,
 ) -> int:
     """What given configurations would take, from the planner's own costs: step time with its error bar, memory of each
-    stage, throughput. Exits with 1 if none of them fits its devices.
+    stage, throughput. Exits with 1 if none of them fits its devices. Of several strategies, one that cannot be
+    estimated is said on stderr and in the exit code; the others are shown.
 
     With --compile each strategy is planned and its programs are compiled for their own device kinds: memory and
     collectives are then also the compiler's.
     """
     look_for_no_accelerator()
     import planner
-    from planner.report.estimate import HEADINGS, document, render_comparison, render_estimate
+    from planner.report.estimate import HEADINGS, render_comparison, render_estimate
 
     if cluster is not None:
         target = planner.load_cluster(cluster)
@@ -91,18 +107,96 @@ def command(
     estimator = planner.Estimator(
         model=model, cluster=target, profile=profile, stack=stack, sequence=seq, layer_model=layer_model
     )
-    found = estimator.many(strategies, global_batch)
-    compiled = [
-        _compiled(model, target, global_batch, strategy, profile, seq, compile_timeout) if compiling else ()
-        for strategy in strategies
-    ]
+    asked = [_Asked(text, alone=len(strategies) == 1) for text in strategies]
+    for one in asked:
+        one.estimate = one.attempt(lambda text=one.text: estimator(text, global_batch))
+    if compiling:
+        _compile(asked, model, target, global_batch, profile, seq, compile_timeout)
     if as_json:
-        documents: Any = [document(one, groups) for one, groups in zip(found, compiled, strict=True)]
+        documents = [one.document() for one in asked]
         emit(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1) + "\n", output)
     else:
-        text = render_estimate(found[0], compiled[0]) if len(found) == 1 else render_comparison(found, compiled)
-        emit_report(text, output, HEADINGS)
-    return OK if any(one.fits for one in found) else FINDINGS
+        found = [(one.estimate, one.compiled, one.constants) for one in asked if one.estimate is not None]
+        if len(asked) == 1:
+            emit_report(render_estimate(*found[0][:2]), output, HEADINGS)
+        elif found:
+            emit_report(render_comparison(*zip(*found, strict=True)), output, HEADINGS)
+    errors = [one.error for one in asked if one.error is not None]
+    if errors:
+        return errors[0].exit_code
+    return OK if any(one.estimate is not None and one.estimate.fits for one in asked) else FINDINGS
+
+
+@dataclass
+class _Asked:
+    """One --strategy and what came of it.
+
+    Attributes:
+        alone: whether it is the only one.
+    """
+
+    text: str
+    alone: bool
+    estimate: "Estimate | None" = None
+    compiled: "tuple[CompiledGroup, ...]" = ()
+    error: PlanError | None = None
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Of the software stack, as they were given among the strategy."""
+        from planner.strategy.constants import split_constants
+
+        return split_constants(self.text)[1]
+
+    @property
+    def own(self) -> str:
+        """The strategy without them: no plan knows them."""
+        from planner.strategy.constants import split_constants
+
+        return str(split_constants(self.text)[0])
+
+    def attempt(self, step: Callable[[], T]) -> T | None:
+        """What a step returns; None if it or one before has failed. An error is shown and kept, so that other
+        strategies go on; that of a single one without any result is raised.
+        """
+        if self.error is not None:
+            return None
+        try:
+            return step()
+        except PlanError as error:
+            if self.alone and self.estimate is None:
+                raise
+            self.error = error
+            where = "" if self.alone else f"strategy {self.text!r}: "
+            show_error(error.code, f"{where}{error.message}", error.hint)
+            return None
+
+    def document(self) -> dict[str, Any]:
+        from planner.report.estimate import document
+
+        found = {"given": self.text} if self.estimate is None else document(self.estimate, self.compiled)
+        if self.error is not None:
+            found |= error_document(self.error.code, self.error.message, self.error.hint, self.error.exit_code)
+        return found
+
+
+def _compile(
+    asked: Sequence[_Asked],
+    model: str,
+    cluster: "Cluster",
+    global_batch: int,
+    profile: str | None,
+    seq: int | None,
+    timeout_s: float,
+) -> None:
+    """Has the plans compiled that strategies name. What cannot be planned is said before any is compiled."""
+    from planner.api import strategy_pins
+
+    for one in asked:
+        one.attempt(lambda one=one: strategy_pins(one.own, cluster, global_batch))
+    for one in asked:
+        found = one.attempt(lambda one=one: _compiled(model, cluster, global_batch, one.own, profile, seq, timeout_s))
+        one.compiled = found or ()
 
 
 def _compiled(
@@ -140,6 +234,12 @@ def _list(ctx: click.Context, wanted: bool) -> None:
         return
     from profiles.constants import shipped_stacks
 
-    for name, stack in shipped_stacks().items():
-        click.echo(f"{name}: {stack.fitted_on or 'assumed constants'}")
+    stacks = shipped_stacks()
+    if ctx.meta.get(JSON_WANTED):
+        import msgspec
+
+        click.echo(json.dumps([msgspec.to_builtins(stack) for stack in stacks.values()], indent=1))
+    else:
+        for name, stack in stacks.items():
+            click.echo(f"{name}: {stack.fitted_on or 'assumed constants'}")
     ctx.exit()

@@ -4,6 +4,7 @@ import json
 import textwrap
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -63,9 +64,13 @@ def _show_document(code: str, message: str, hint: str, exit_code: int, context: 
         _print_document(code, message, hint, exit_code)
 
 
+def error_document(code: str, message: str, hint: str, exit_code: int) -> dict[str, Any]:
+    """An error as it stands in documents."""
+    return {"error": {"code": code, "message": message, "hint": hint, "exit_code": exit_code}}
+
+
 def _print_document(code: str, message: str, hint: str, exit_code: int) -> None:
-    entry = {"code": code, "message": message, "hint": hint, "exit_code": exit_code}
-    click.echo(json.dumps({"error": entry}, indent=1))
+    click.echo(json.dumps(error_document(code, message, hint, exit_code), indent=1))
 
 
 def _fold(text: str) -> str:

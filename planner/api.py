@@ -28,8 +28,9 @@ from planner.profile_facts import coverage_findings, facts_of_kinds, layer_table
 from planner.search.baselines import Baseline, baselines
 from planner.search.joint import Request, microbatch_sizes, search
 from planner.search.pinned import StagePin
-from planner.strategy.pinned import pins_of
-from planner.strategy.strategy import AnyStrategy, parse_strategy
+from planner.strategy.constants import split_constants
+from planner.strategy.pinned import StrategyPins, pins_of
+from planner.strategy.strategy import AnyStrategy, microbatches_of, parse_strategy
 from profiles.schema import Profile
 from profiles.store import profile_id
 
@@ -92,16 +93,13 @@ def plan(
     target = given.require_cluster(cluster, call)
     named = None
     if strategy is not None:
-        given.require_alone(
-            "strategy", {"microbatch": microbatch, "schedule": schedule, "stages": stages, "pins": pins}
-        )
-        named = pins_of(parse_strategy(strategy), target)
+        others = {"microbatch": microbatch, "max_microbatch": max_microbatch, "schedule": schedule}
+        given.require_alone("strategy", {**others, "stages": stages, "pins": pins})
+        named = strategy_pins(strategy, target, global_batch)
         pins, microbatch, schedule = named.stages, named.microbatch, named.schedule
-        given.require_microbatch(microbatch, global_batch)
     measured = given.require_profile(profile, call)
-    if not isinstance(model, str) and sequence is not None:
-        message = f"sequence={sequence} was given with a task, whose sequence length is that of its batch"
-        raise InputError("MP124", message, "make the task for this length, or give the model's name in its place")
+    if not isinstance(model, str):
+        given.require_no_sequence(sequence)
     task = load_task(model, sequence) if isinstance(model, str) else model
     say("checking microbatches", 0, 1)
     check = check_microbatches(task)
@@ -150,6 +148,23 @@ def plan(
         provenance=figure_sources(result.score),
         profile=None if measured is None else profile_id(measured),
     )
+
+
+def strategy_pins(strategy: AnyStrategy, cluster: Cluster, global_batch: int) -> StrategyPins:
+    """The search that a strategy leaves of a plan.
+
+    Raises:
+        InputError: MP180 for what is no strategy or no plan decides, MP183 where the cluster has too few devices, MP185
+            if the batch does not divide.
+    """
+    own, constants = split_constants(strategy)
+    if constants:
+        words = ", ".join(f"{key}={value}" for key, value in constants.items())
+        message = f"{words}: constants of a software stack are for `meshplan estimate`; a plan runs its own programs"
+        raise InputError("MP180", message, f"leave out {', '.join(constants)}")
+    wanted = parse_strategy(own)
+    microbatches_of(wanted, global_batch)
+    return pins_of(wanted, cluster)
 
 
 class _Graphs:

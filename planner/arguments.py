@@ -135,6 +135,13 @@ def require_microbatch(microbatch: int | None, global_batch: int) -> None:
         raise InputError("MP163", message, f"the nearest sizes that do are {', '.join(map(str, sorted(near)))}")
 
 
+def require_no_sequence(sequence: int | None) -> None:
+    """A sequence length is of a model's name; a task has its own (MP124)."""
+    if sequence is not None:
+        message = f"sequence={sequence} was given with a task, whose sequence length is that of its batch"
+        raise InputError("MP124", message, "make the task for this length, or give the model's name in its place")
+
+
 def require_pins(value: Any, call: str) -> Any:
     """Stage pins, or None."""
     from planner.search.pinned import StagePin

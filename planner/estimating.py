@@ -26,15 +26,14 @@ from planner.profile_facts import facts_of_kinds
 from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime
+from planner.strategy.constants import STACK, constant_value, split_constants
 from planner.strategy.estimator import StrategyEstimator
 from planner.strategy.layer_table import LayerTable
 from planner.strategy.memory import StageMemory, worst
-from planner.strategy.strategy import AnyStrategy, Strategy, on_or_off, parse_strategy
+from planner.strategy.strategy import AnyStrategy, Strategy, parse_strategy
 from profiles.block_table import layer_model, layer_models
 from profiles.constants import COMPILED, Constants, find_stack
 from profiles.schema import Profile
-
-_STACK = "stack"
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +139,10 @@ class Estimator:
         model = given.require_model(self.model, call)
         self._target = given.require_cluster(self.cluster, call)
         measured = given.require_profile(self.profile, call)
-        self._task = load_task(model, self.sequence) if isinstance(model, str) else model
+        sequence = given.optional_count("sequence", self.sequence)
+        if not isinstance(model, str):
+            given.require_no_sequence(sequence)
+        self._task = load_task(model, sequence) if isinstance(model, str) else model
         self._captured = CapturedModel(self._task)
         self._facts = facts_of_kinds(self._target, measured).facts if measured is not None else {}
         self._layers = _layer_table(self._target, measured, given.require_text("layer_model", self.layer_model))
@@ -153,7 +155,7 @@ class Estimator:
                 not admit.
         """
         batch = given.require_count("global_batch", global_batch, most=given.LARGEST_BATCH)
-        text, stack = _split(strategy)
+        text, stack = split_constants(strategy)
         wanted = parse_strategy(text)
         estimator = self._estimator(stack)
         step = estimator.step(wanted, batch)
@@ -161,8 +163,19 @@ class Estimator:
         return self._record(wanted, batch, estimator, step, memory)
 
     def many(self, strategies: Iterable[AnyStrategy], global_batch: int) -> list[Estimate]:
-        """Estimates of many strategies, in order."""
-        return [self(strategy, global_batch) for strategy in strategies]
+        """Estimates of many strategies, in order.
+
+        Raises:
+            InputError: as for one, with which of them it is.
+        """
+        found = []
+        for at, strategy in enumerate(strategies):
+            try:
+                found.append(self(strategy, global_batch))
+            except InputError as error:
+                shown = repr(strategy) if isinstance(strategy, str) else f"number {at + 1}"
+                raise InputError(error.code, f"strategy {shown}: {error.message}", error.hint) from None
+        return found
 
     def _estimator(self, changes: Mapping[str, Any]) -> StrategyEstimator:
         stack, constants = self._stack(changes)
@@ -175,9 +188,9 @@ class Estimator:
 
     def _stack(self, changes: Mapping[str, Any]) -> tuple[Stack, Constants | None]:
         changes = dict(changes)
-        stack, constants = given_stack(changes.pop(_STACK, self.stack))
+        stack, constants = given_stack(changes.pop(STACK, self.stack))
         if changes:
-            numbers = {key: _number(key, value) for key, value in changes.items()}
+            numbers = {key: constant_value(key, value) for key, value in changes.items()}
             stack = convert({**msgspec.to_builtins(stack), **numbers}, Stack, code="MP182", root="the stack")
         check_stack(stack, "the stack")
         return stack, constants
@@ -277,33 +290,6 @@ def given_stack(named: object) -> tuple[Stack, Constants | None]:
         return find_stack(str(named))
     message = f"stack is {type(named).__name__}"
     raise InputError("MP163", message, "give a shipped stack's name, a document of constants, or a Stack")
-
-
-def _split(strategy: AnyStrategy) -> tuple[AnyStrategy, dict[str, Any]]:
-    """A strategy, and the constants of a software stack that are written among it."""
-    fields = {_STACK, *Stack.__struct_fields__} - {"name", "fitted_on", "attention"}
-    if isinstance(strategy, Strategy):
-        return strategy, {}
-    if isinstance(strategy, str):
-        parts = [part.strip() for part in strategy.split(",") if part.strip()]
-        own = [part for part in parts if part.partition("=")[0].strip() not in fields]
-        rest = [part.partition("=") for part in parts if part not in own]
-        return ",".join(own), {key.strip(): value.strip() for key, _, value in rest}
-    if isinstance(strategy, Mapping):
-        own_items = {key: value for key, value in strategy.items() if key not in fields}
-        return own_items, {key: value for key, value in strategy.items() if key in fields}
-    return strategy, {}
-
-
-def _number(key: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if key == "flat_state":
-        return on_or_off(key, value)
-    try:
-        return int(value) if key == "reserve_bytes" else float(value)
-    except ValueError:
-        raise InputError("MP182", f"{key}={value} is no number", "") from None
 
 
 def _provenance(estimator: StrategyEstimator, strategy: Strategy, dtype: str) -> dict[str, str]:

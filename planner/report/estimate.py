@@ -1,7 +1,7 @@
 """Estimates as text: one in full, several side by side."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,13 +38,26 @@ def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) 
     return "\n\n".join([*parts, f"figures: {sources}; stack: {estimate.stack}"]) + "\n"
 
 
-def render_comparison(estimates: Sequence[Estimate], compiled: Sequence[Sequence[CompiledGroup]] = ()) -> str:
-    """Several strategies, the fastest that fits first; then what compilers say of each, in the order given."""
+def render_comparison(
+    estimates: Sequence[Estimate],
+    compiled: Sequence[Sequence[CompiledGroup]] = (),
+    constants: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Several strategies, the fastest that fits first; then what compilers say of each, in the order given.
+
+    Args:
+        constants: of the software stack, that were given with each strategy.
+    """
+    names = [strategy_words(one.strategy) for one in estimates]
+    for i, given in enumerate(constants):
+        names[i] = ",".join([names[i], *(f"{key}={value}" for key, value in given.items())])
     rows = []
-    for one in sorted(estimates, key=lambda e: (not e.fits, e.step_time_s)):
+    for name, one in sorted(
+        zip(names, estimates, strict=True), key=lambda pair: (not pair[1].fits, pair[1].step_time_s)
+    ):
         rows.append(
             (
-                strategy_words(one.strategy),
+                name,
                 format_seconds(one.step_time_s),
                 f"{100 * one.mfu:.1f}%",
                 _rate(one),
@@ -54,9 +67,7 @@ def render_comparison(estimates: Sequence[Estimate], compiled: Sequence[Sequence
         )
     table = format_table(("strategy", "step", "MFU", "per device", "peak memory", "fits"), rows, right=(1, 2, 3, 4))
     asked = "".join(
-        f"\nCompiled: {strategy_words(one.strategy)}\n{_compiled(groups)}\n"
-        for one, groups in zip(estimates, compiled, strict=False)
-        if groups
+        f"\nCompiled: {name}\n{_compiled(groups)}\n" for name, groups in zip(names, compiled, strict=False) if groups
     )
     findings = tuple({finding: None for one in estimates for finding in one.findings})  # each once, in order
     said = f"\nFindings\n{format_findings(findings)}\n" if findings else ""

@@ -21,7 +21,7 @@ from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
 from planner.strategy.pricing import ClassTimes, class_times
 from planner.strategy.scheduled import stage_blocks
 from planner.strategy.stages import parts_of
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy, microbatches_of
 from planner.strategy.work import Work
 
 _LinksKey = tuple[int, int, int, int, str]
@@ -51,14 +51,7 @@ class StrategyEstimator:
         Raises:
             InputError: MP185 if the batch does not divide; MP170 if it must not be split.
         """
-        each = strategy.dp * strategy.microbatch
-        count, left = divmod(global_batch, each)
-        if left or not count:
-            message = (
-                f"global batch {global_batch} is not divided by dp={strategy.dp} x microbatch={strategy.microbatch}"
-            )
-            nearest = " and ".join(str(n * each) for n in sorted({max(1, count), count + 1}))
-            raise InputError("MP185", message, f"the global batch must be a multiple of {each}, such as {nearest}")
+        count = microbatches_of(strategy, global_batch)
         if count > 1 and not self.model.microbatches.splits:
             message = (
                 f"microbatch={strategy.microbatch} makes {count} microbatches, but {self.model.microbatches.message}"

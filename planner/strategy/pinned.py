@@ -101,6 +101,12 @@ def _stages(strategy: Strategy, cluster: Cluster, mesh: tuple[int, ...]) -> tupl
         pins += [StagePin(groups=(GroupPin(pool=group.name, devices=each, mesh=mesh),))] * count
     if len(pins) < strategy.pp:
         have = ", ".join(f"{g.name} {len(pool_devices(cluster, g.name))}" for g in cluster.groups)
-        message = f"{strategy.pp} stages of {each} devices do not fit the cluster's groups ({have})"
+        stages = "stage" if strategy.pp == 1 else "stages"
+        verb = "does" if strategy.pp == 1 else "do"
+        devices = "device" if each == 1 else "devices"
+        message = (
+            f"{strategy.pp} {stages} of {each} {devices} {verb} not fit the cluster's groups ({have}): a plan's stage "
+            "stays in one group"
+        )
         raise InputError("MP183", message, "lower a degree, or name a larger cluster")
     return tuple(pins)

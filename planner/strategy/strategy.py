@@ -1,6 +1,7 @@
 """A configuration as people write it: degrees, schedule, remat, ZeRO stage and what a framework adds to them."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -126,7 +127,9 @@ def parse_strategy(given: AnyStrategy) -> Strategy:
 
 def _value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
-        return tuple(value) if name == "partition" and value is not None else value
+        if name == "partition" and isinstance(value, Sequence):
+            return tuple(_whole(part) for part in value)
+        return _whole(value)
     word = value.lower()
     if name in _FLAGS:
         return on_or_off(name, value)
@@ -141,6 +144,12 @@ def _value(name: str, value: Any) -> Any:
         except ValueError:
             raise InputError("MP180", f"{name}={value} is no whole number", "") from None
     return None if word == "none" and name in ("gradient_dtype", "matmul_dtype") else value
+
+
+def _whole(value: Any) -> Any:
+    """A whole number of an array library as Python's; anything else as it is."""
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    return value.__index__() if whole else value
 
 
 def on_or_off(name: str, value: str) -> bool:
@@ -160,10 +169,12 @@ def check_strategy(strategy: Strategy) -> Strategy:
     Raises:
         InputError: MP180.
     """
-    for name in _COUNTS:
-        value = getattr(strategy, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError("MP180", f"{name}={value!r}: it is a whole number from 1 on", "")
+    for name in (*_COUNTS, "zero", "bucket_bytes"):
+        value, least = getattr(strategy, name), 0 if name == "zero" else 1
+        if value is None and name == "bucket_bytes":
+            continue
+        if not _is_whole(value, least):
+            raise InputError("MP180", f"{name}={value!r}: it is a whole number from {least} on", "")
     for name, legal in _CHOICES.items():
         if getattr(strategy, name) not in legal:
             words = ", ".join(str(one) for one in legal if one is not None)
@@ -171,14 +182,18 @@ def check_strategy(strategy: Strategy) -> Strategy:
     for name in _FLAGS:
         if not isinstance(getattr(strategy, name), bool):
             raise InputError("MP180", f"{name}={getattr(strategy, name)!r}: it is on or off", "")
-    if strategy.bucket_bytes is not None and strategy.bucket_bytes < 1:
-        raise InputError("MP180", f"bucket_bytes={strategy.bucket_bytes}: at least 1", "")
+    for name in ("schedule", "rank_order"):
+        if not isinstance(getattr(strategy, name), str):
+            raise InputError("MP180", f"{name}={getattr(strategy, name)!r}: it is a name", "")
     if strategy.interleave > 1 and strategy.pp == 1:
         message = f"interleave={strategy.interleave} with pp=1: parts of a stage take turns only in a pipeline"
         raise InputError("MP180", message, "raise pp, or leave interleave at 1")
     if strategy.interleave > 1 and strategy.schedule == "gpipe":
         message = f"interleave={strategy.interleave}: GPipe runs one part a stage"
         raise InputError("MP180", message, "schedule=breadth-first runs several there and back")
+    if strategy.schedule == "interleaved" and strategy.interleave == 1:
+        message = "schedule=interleaved with interleave=1: one part a stage is 1F1B"
+        raise InputError("MP180", message, "interleave=2 for two parts a stage, with pp above 1; or schedule=1f1b")
     if strategy.partition is not None and strategy.pp == 1:
         raise InputError("MP180", "partition with pp=1: there is one stage", "leave it out, or raise pp")
     if strategy.ep > 1:
@@ -193,9 +208,36 @@ def check_strategy(strategy: Strategy) -> Strategy:
 
 
 def _check_partition(strategy: Strategy) -> None:
-    partition = strategy.partition or ()
+    partition = strategy.partition
+    if not isinstance(partition, tuple) or not all(_is_whole(n, 0) for n in partition):
+        message = f"partition={partition!r}: whole numbers of layers from 0 on, one for each part"
+        raise InputError("MP180", message, "write layers of each stage, partition=10+10+12")
     if len(partition) % strategy.pp:
         message = f"partition names {len(partition)} parts, pp={strategy.pp} has one or several for each stage"
         raise InputError("MP180", message, "")
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in partition):
-        raise InputError("MP180", f"partition={partition}: whole numbers of layers from 0 on", "")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def microbatches_of(strategy: Strategy, global_batch: int) -> int:
+    """Microbatches of a step on each replica.
+
+    Raises:
+        InputError: MP185 if the batch does not divide.
+    """
+    dp, each = strategy.dp, strategy.dp * strategy.microbatch
+    count, left = divmod(global_batch, each)
+    if count and not left:
+        return count
+    message = f"global batch {global_batch} is not divided by dp={dp} x microbatch={strategy.microbatch}"
+    batches = " and ".join(str(n * each) for n in sorted({max(1, count), count + 1}))
+    hint = f"the global batch must be a multiple of {each}, such as {batches}"
+    mine, rest = divmod(global_batch, dp)
+    if mine and not rest:
+        small = [size for size in range(1, math.isqrt(mine) + 1) if mine % size == 0]
+        sizes = sorted({*small, *(mine // size for size in small)})
+        near = sorted(sorted(sizes, key=lambda size: abs(size - strategy.microbatch))[:3])
+        hint = f"with this batch, microbatch={' or '.join(map(str, near))}; else {hint}"
+    raise InputError("MP185", message, hint)

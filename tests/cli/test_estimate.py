@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from costmodel.errors import InfeasibleError
+from planner.api import strategy_pins
+
 CLUSTER = 'name = "c"\n[[group]]\nname = "a"\nnodes = 1\ndevice = "A100-SXM4-80GB"\ndevices_per_node = 8\n'
 MODEL = "gpt(hidden=512,layers=4,heads=8,vocab=4096,seq=128)"
 
@@ -45,6 +48,49 @@ def test_several_strategies_are_compared_fastest_first(estimate):
     assert [one["strategy"]["dp"] for one in documents] == [1, 8]
 
 
+def test_rows_of_one_strategy_are_told_apart(estimate):
+    done = estimate(*["--strategy", "dp=8,microbatch=8"] * 2, "--strategy", "dp=8,microbatch=8,step_s=0.5")
+    rows = [line.split()[0] for line in done.out.splitlines()[3:]]
+    assert rows == ["dp=8,microbatch=8", "dp=8,microbatch=8", "dp=8,microbatch=8,step_s=0.5"]
+
+
+def test_one_bad_strategy_of_several_is_said_and_the_others_are_shown(estimate):
+    several = ("--strategy", "dp=4,microbatch=8", "--strategy", "dp=3", "--strategy", "dp=8,microbatch=8")
+    done = estimate(*several)
+    assert done.code == 2 and "error MP185: strategy 'dp=3': global batch 64" in done.err
+    assert [line.split()[0] for line in done.out.splitlines()[3:]] == ["dp=8,microbatch=8", "dp=4,microbatch=8"]
+    first, bad, last = json.loads(estimate(*several, "--json").out)
+    assert first["strategy"]["dp"] == 4 and last["strategy"]["dp"] == 8
+    assert bad["given"] == "dp=3" and bad["error"]["code"] == "MP185" and bad["error"]["exit_code"] == 2
+    nothing = estimate("--strategy", "dp=3", "--strategy", "dp=5")
+    assert nothing.code == 2 and not nothing.out and nothing.err.count("error MP185") == 2
+
+
+def test_nothing_is_compiled_before_every_strategy_was_checked(estimate, monkeypatch):
+    """One of them that no plan decides is said first; one whose plan fails keeps its estimate."""
+    made = []
+
+    def compiled(model, cluster, global_batch, strategy, *more):
+        made.append(strategy)
+        if strategy.startswith("dp=4"):
+            raise InfeasibleError("MP201", "nothing fits", "a larger cluster")
+        return ()
+
+    monkeypatch.setattr("cli.estimate._compiled", compiled)
+    monkeypatch.setattr("planner.api.strategy_pins", lambda *args, real=strategy_pins: (made.append(0), real(*args)))
+    texts = ("dp=8,microbatch=8,attention=flash", "dp=8,microbatch=8,step_s=0.1", "dp=4,microbatch=8")
+    several = [word for text in texts for word in ("--strategy", text)]
+    done = estimate(*several, "--compile")
+    assert made == [0, 0, 0, "dp=8,microbatch=8", "dp=4,microbatch=8"] and done.code == 2
+    assert "error MP180: strategy 'dp=8,microbatch=8,attention=flash': attention=flash: a plan runs" in done.err
+    assert "error MP201: strategy 'dp=4,microbatch=8': nothing fits" in done.err
+    assert len(done.out.splitlines()) == 6
+    alone = estimate("--strategy", "dp=4,microbatch=8", "--compile")
+    assert (
+        alone.code == 3 and alone.out.startswith("dp=4,microbatch=8\nstep time") and "error MP201: nothing" in alone.err
+    )
+
+
 def test_what_does_not_fit_is_a_finding(estimate, call):
     big = ("--model", "gpt3-13b", "--cluster", "c.toml", "--global-batch", 8)
     done = call("estimate", *big, "--strategy", "dp=8,microbatch=1")
@@ -53,7 +99,14 @@ def test_what_does_not_fit_is_a_finding(estimate, call):
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("dp=16", "MP183"), ("dp", "MP180"), ("dp=3", "MP185"), ("pp=8", "MP184"), ("dp=2,stack=none", "MP187")],
+    [
+        ("step_s=1,step_s=2", "MP182"),
+        ("dp=16", "MP183"),
+        ("dp", "MP180"),
+        ("dp=3", "MP185"),
+        ("pp=8", "MP184"),
+        ("dp=2,stack=none", "MP187"),
+    ],
 )
 def test_bad_strategies_are_usage_errors(estimate, text, code):
     done = estimate("--strategy", text)
@@ -63,6 +116,18 @@ def test_bad_strategies_are_usage_errors(estimate, text, code):
 def test_stacks_are_listed(call):
     done = call("estimate", "--list-stacks")
     assert done.code == 0 and done.out.startswith("compiled: assumed constants")
+    for args in (("--list-stacks", "--json"), ("--json", "--list-stacks")):
+        first, *more = json.loads(call("estimate", *args).out)
+        assert first["name"] == "compiled" and first["fitted_on"] == "" and "selene" in [one["name"] for one in more]
+
+
+def test_a_plan_of_a_strategy_takes_no_constants_of_a_stack(call, estimate):
+    plan = ("plan", "--model", MODEL, "--cluster", "c.toml", "--global-batch", 64)
+    done = call(*plan, "--strategy", "dp=8,microbatch=8,stack=selene")
+    assert done.code == 2 and "error MP180: stack=selene: constants of a software stack are for" in done.err
+    assert "`meshplan estimate`" in done.err
+    both = call(*plan, "--strategy", "dp=8,microbatch=8", "--max-microbatch", 1)
+    assert both.code == 2 and "strategy and max_microbatch were both given" in both.err
 
 
 RUNS = "dp,tp,microbatch,global_batch,step_time_s\n8,1,4,64,.4\n4,2,4,64,.5\n2,4,4,64,.6\n8,1,8,64,.4\n8,1,2,64,.45\n"

@@ -305,7 +305,7 @@ def test_constants_of_a_stack_count_and_may_be_written_in_the_strategy() -> None
         ("pp=2,microbatch=1,schedule=zb-v,interleave=3", 32, "MP180"),
         ("pp=2,microbatch=1,schedule=gpipe,interleave=2", 32, "MP180"),
         ("pp=1,microbatch=1,partition=8", 32, "MP180"),
-        ("microbatch=1,matmul_dtype=int8", 32, "MP180"),
+        ("microbatch=1,matmul_dtype=float8", 32, "MP180"),
         ("microbatch=1,attention=unfused", 32, "MP180"),
     ],
 )
@@ -313,6 +313,19 @@ def test_what_cannot_be_is_refused_with_numbers(text: str, batch: int, code: str
     with pytest.raises(InputError) as caught:
         estimator()(text, batch)
     assert caught.value.code == code and caught.value.message
+
+
+def test_a_task_has_its_own_sequence_length() -> None:
+    with pytest.raises(InputError, match="sequence=77 was given with a task") as caught:
+        planner.Estimator(model=TASK, cluster=cluster(), sequence=77)
+    assert caught.value.code == "MP124"
+
+
+def test_a_bad_strategy_of_many_is_named() -> None:
+    for bad, named in (("dp=3", "strategy 'dp=3': "), ({"dp": 3}, "strategy number 2: ")):
+        with pytest.raises(InputError) as caught:
+            estimator().many(["dp=2", bad], 32)
+        assert caught.value.code == "MP185" and caught.value.message.startswith(named)
 
 
 @pytest.mark.parametrize("tp", [3, 5, 7])

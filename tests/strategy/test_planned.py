@@ -55,7 +55,8 @@ def test_state_lies_as_zero_says(zero: int) -> None:
         ("dp=8,microbatch=1,remat=selective", "MP180"),
         ("dp=2,tp=2,cp=2,microbatch=1", "MP180"),
         ("dp=4,tp=4,microbatch=1", "MP183"),
-        ("dp=8,microbatch=3", "MP163"),
+        ("dp=8,microbatch=3", "MP185"),
+        ("dp=8,microbatch=1,step_s=1", "MP180"),
     ],
 )
 def test_what_a_plan_does_not_decide_is_refused(text: str, code: str) -> None:
@@ -68,3 +69,21 @@ def test_a_strategy_says_it_all() -> None:
     with pytest.raises(InputError) as caught:
         planner.plan(TASK, cluster=CLUSTER, global_batch=64, strategy="dp=8,microbatch=1", stages=2)
     assert caught.value.code == "MP163" and "stages" in caught.value.message
+
+
+def test_the_batch_that_does_not_divide_is_told_in_the_strategy_s_own_microbatch() -> None:
+    with pytest.raises(InputError) as caught:
+        planned("dp=8,microbatch=3")
+    assert caught.value.hint.startswith("with this batch, microbatch=1 or 2 or 4;")
+
+
+def test_a_stage_that_no_group_has_room_for_is_told_so() -> None:
+    with pytest.raises(InputError) as caught:
+        planned("tp=16,microbatch=1")
+    assert "1 stage of 16 devices does not fit" in caught.value.message
+    assert caught.value.message.endswith("a plan's stage stays in one group")
+
+
+def test_a_bound_on_the_microbatch_is_the_strategy_s_own() -> None:
+    with pytest.raises(InputError, match="strategy and max_microbatch were both given"):
+        planner.plan(TASK, cluster=CLUSTER, global_batch=64, strategy="dp=8,microbatch=4", max_microbatch=1)

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from costmodel.errors import InputError
 from planner.report.estimate import strategy_words
+from planner.strategy.constants import split_constants
 from planner.strategy.strategy import Strategy, parse_strategy
 
 
@@ -49,9 +51,35 @@ def test_short_names_of_frameworks_are_understood() -> None:
         ("pp=2,partition=3+x", "partition=3+x"),
         ("rank_order=tp-dp-pp", "rank_order"),
         (3, "not int"),
+        ("pp=2,schedule=interleaved", "one part a stage is 1F1B"),
+        ({"zero": True}, "zero=True"),
+        ({"zero": 1.0}, "zero=1.0"),
+        ({"dp": 2.0}, "dp=2.0"),
+        ({"dp": True}, "dp=True"),
+        ({"bucket_bytes": 1e6}, "bucket_bytes=1000000.0"),
+        ({"sp": 1}, "sp=1"),
+        ({"pp": 2, "partition": 5}, "partition=5"),
+        ({"pp": 2, "partition": [1.0, 2.0]}, "partition=(1.0, 2.0)"),
+        ({"rank_order": 3}, "rank_order=3"),
+        ({"schedule": None}, "schedule=None"),
     ],
 )
 def test_what_makes_no_strategy_is_refused(text: object, words: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_strategy(text)  # type: ignore[arg-type]
     assert caught.value.code == "MP180" and words in caught.value.message
+
+
+def test_numbers_of_array_libraries_are_numbers() -> None:
+    given = {"dp": np.int64(2), "pp": np.int32(2), "zero": np.int8(1), "partition": [np.int64(3), 4]}
+    found = parse_strategy(given)
+    assert found == Strategy(dp=2, pp=2, zero=1, partition=(3, 4)) and type(found.dp) is int
+
+
+def test_constants_of_a_stack_are_told_from_the_strategy() -> None:
+    own, constants = split_constants(" dp=2, step_s=0.1,stack=selene, microbatch=1")
+    assert own == "dp=2,microbatch=1" and constants == {"step_s": "0.1", "stack": "selene"}
+    assert split_constants({"dp": 2, "step_s": 0.1}) == ({"dp": 2}, {"step_s": 0.1})
+    with pytest.raises(InputError, match="gives 'step_s' twice") as caught:
+        split_constants("step_s=1,step_s=2")
+    assert caught.value.code == "MP182"

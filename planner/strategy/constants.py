@@ -1,0 +1,50 @@
+"""Constants of a software stack that are written among a strategy: ``dp=8,microbatch=1,stack=selene,step_s=0.2``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from costmodel.errors import InputError
+from costmodel.stack import Stack
+from planner.strategy.strategy import AnyStrategy, on_or_off
+
+STACK = "stack"
+_NAMES = frozenset({STACK, *Stack.__struct_fields__}) - {"name", "fitted_on", "attention"}
+
+
+def split_constants(strategy: AnyStrategy) -> tuple[AnyStrategy, dict[str, Any]]:
+    """A strategy, and the constants that are written among it, as they are written.
+
+    Raises:
+        InputError: MP182 one is given twice.
+    """
+    if isinstance(strategy, str):
+        own, found = list[str](), dict[str, Any]()
+        for part in filter(None, (part.strip() for part in strategy.split(","))):
+            key, _, value = (word.strip() for word in part.partition("="))
+            if key not in _NAMES:
+                own.append(part)
+            elif key in found:
+                raise InputError("MP182", f"the strategy gives {key!r} twice", "give it once")
+            else:
+                found[key] = value
+        return ",".join(own), found
+    if isinstance(strategy, Mapping):
+        rest = {key: value for key, value in strategy.items() if key not in _NAMES}
+        return rest, {key: value for key, value in strategy.items() if key in _NAMES}
+    return strategy, {}
+
+
+def constant_value(key: str, value: Any) -> Any:
+    """The value of a constant that was written as text.
+
+    Raises:
+        InputError: MP182 it is no number.
+    """
+    if not isinstance(value, str):
+        return value
+    if key == "flat_state":
+        return on_or_off(key, value)
+    try:
+        return int(value) if key == "reserve_bytes" else float(value)
+    except ValueError:
+        raise InputError("MP182", f"{key}={value} is no number", "") from None
