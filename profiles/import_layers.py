@@ -13,7 +13,7 @@ from typing import Any
 
 from costmodel.device_kind import DeviceKind
 from costmodel.documents import suggestion
-from costmodel.errors import ProfileError
+from costmodel.errors import InputError
 from profiles.block_table import layer_class
 from profiles.records import block_key
 from profiles.schema import BlockTime, Profile, check_profile
@@ -66,7 +66,7 @@ def import_layers(
         columns: what is read -> the column's name, where it is not as in `COLUMNS`.
 
     Raises:
-        ProfileError: MP310, with the line: `columns` names what is not read, a column is missing, a row is cut
+        InputError: MP165, with the line: `columns` names what is not read, a column is missing, a row is cut
             short or repeats another with other figures, a number is missing, negative or not finite, or no row is of
             that model and GPU.
     """
@@ -80,7 +80,7 @@ def import_layers(
         key = block_key(block.block_class, block.mesh, block.microbatch)
         if key in blocks and blocks[key][1] != block:
             message = f"{source}, line {row.line}: {key} is in line {blocks[key][0]} already, with other figures"
-            raise ProfileError("MP310", message, "leave one of them, or choose with --gpu")
+            raise InputError("MP165", message, "leave one of them, or choose with --gpu")
         blocks.setdefault(key, (row.line, block))
     told = sorted({row.cells["source"] for row in mine if row.cells.get("source")})
     profile = Profile(
@@ -98,7 +98,7 @@ def import_layers(
 def _column_names(columns: Mapping[str, str]) -> dict[str, str]:
     for name in columns:
         if name not in COLUMNS:
-            raise ProfileError("MP310", f"no column {name!r} is read", suggestion(name, COLUMNS, "columns are"))
+            raise InputError("MP165", f"no column {name!r} is read", suggestion(name, COLUMNS, "columns are"))
     return {**COLUMNS, **columns}
 
 
@@ -115,13 +115,13 @@ def _rows(text: str, source: str) -> tuple[list[_Row], Sequence[str]]:
                 continue
             if len(cells) != len(header):
                 message = f"{source}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns"
-                raise ProfileError("MP310", message, "the table may be cut short: fetch it again")
+                raise InputError("MP165", message, "the table may be cut short: fetch it again")
             rows.append(_Row(reader.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))))
     except csv.Error as error:
-        raise ProfileError("MP310", f"{source}, line {reader.line_num} is not CSV: {error}") from None
+        raise InputError("MP165", f"{source}, line {reader.line_num} is not CSV: {error}") from None
     if not rows:
-        raise ProfileError(
-            "MP310", f"{source} has no rows", f"its first line names columns: {', '.join(COLUMNS.values())}"
+        raise InputError(
+            "MP165", f"{source} has no rows", f"its first line names columns: {', '.join(COLUMNS.values())}"
         )
     return rows, header
 
@@ -133,7 +133,7 @@ def _require_columns(header: Sequence[str], names: Mapping[str, str], source: st
     if missing:
         wanted = ", ".join(repr(names[name]) for name in missing)
         hint = f"say which column it is: --column {missing[0]}=NAME; the table has {', '.join(header)}"
-        raise ProfileError("MP310", f"{source} has no column {wanted}", hint)
+        raise InputError("MP165", f"{source} has no column {wanted}", hint)
 
 
 def _of(rows: Sequence[_Row], column: str, wanted: str | None, what: str, source: str) -> list[_Row]:
@@ -144,9 +144,9 @@ def _of(rows: Sequence[_Row], column: str, wanted: str | None, what: str, source
     if wanted is None:
         if len(values) == 1:
             return list(rows)
-        raise ProfileError("MP310", f"{source} has several: {what} {', '.join(values)}", f"choose one with --{what}")
+        raise InputError("MP165", f"{source} has several: {what} {', '.join(values)}", f"choose one with --{what}")
     if wanted not in values:
-        raise ProfileError("MP310", f"{source} has no {what} {wanted!r}", suggestion(wanted, values, f"it has {what}"))
+        raise InputError("MP165", f"{source} has no {what} {wanted!r}", suggestion(wanted, values, f"it has {what}"))
     return [row for row in rows if row.cells[column] == wanted]
 
 
@@ -163,7 +163,7 @@ def _block(row: _Row, names: Mapping[str, str], header: Sequence[str], model: st
                 "a whole number of at least 1" if kind is int else f"seconds {'above' if least else 'of at least'} 0"
             )
             message = f"{source}, line {row.line}: {column} is {text!r}; it must be {legal}"
-            raise ProfileError("MP310", message, "nothing was written; correct the row or leave it out")
+            raise InputError("MP165", message, "nothing was written; correct the row or leave it out")
         return value
 
     def seconds(name: str, least: float = 0.0) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.errors import ProfileError
+from costmodel.errors import InputError, ProfileError
 from profiles.block_table import layer_names, layer_times, over_degrees, over_microbatches
 from profiles.catalogue import device_kind
 from profiles.import_layers import import_layers
@@ -94,9 +94,9 @@ def test_one_time_of_both_passes_is_split_and_marked_so() -> None:
     ],
 )
 def test_every_mistake_is_named_with_its_line(text: str, options: dict, words: str) -> None:
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(InputError) as caught:
         read(text, **options)
-    assert caught.value.code == "MP310" and words in caught.value.message and caught.value.exit_code == 4
+    assert caught.value.code == "MP165" and words in caught.value.message and caught.value.exit_code == 2
 
 
 def test_equal_rows_may_repeat() -> None:
