@@ -42,7 +42,23 @@ def test_rates_are_in_a_plausible_relation(name):
     peaks = kind.peak_flops_per_s
     assert peaks["bfloat16"] >= peaks["float32"]
     assert peaks.get("float8", peaks["bfloat16"]) >= peaks["bfloat16"]
+    assert peaks.get("int8", peaks["bfloat16"]) >= peaks["bfloat16"]
     assert 30 < peaks["bfloat16"] / kind.memory_bandwidth_bytes_per_s < 800
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("A100-SXM4-80GB", 624e12), ("H100-SXM5-80GB", 1979e12), ("T4", 130e12), ("MI300X", 2.6e15), ("TPU-v4", 275e12)],
+)
+def test_int8_rates_against_their_datasheets(name, rate):
+    assert KINDS[name].peak_flops_per_s["int8"] == rate
+
+
+def test_int8_rates_are_those_of_matrix_units():
+    """All that have them are NVIDIA's from Turing on, AMD's and TPUs; what is published of Blackwell Ultra disagrees."""
+    without = {name for name, kind in KINDS.items() if "int8" not in kind.peak_flops_per_s}
+    named = {name for name in without if not name.startswith(("P100", "V100"))}
+    assert named == {"B300-SXM", "GB300", "TPU-v3-core", "TPU7x-core", "cpu"}
 
 
 def test_some_facts_against_their_datasheets():
