@@ -5,7 +5,7 @@
     S2  pipeline     m t + (sum T - max T) / v + (p - 1) * 2 c                              1F1B, interleaved v times
                      t = max T; with v = 1 at least (sum of T_k + 2 (p - 1 - s) c) / (p - s) over k >= s, any s
                      E2 of `costmodel.pipeline` for GPipe; other schedules are simulated (`scheduled`)
-    S3  gradients    reduction of a stage's gradients over dp (and cp), less what of it runs beside the last backward
+    S3  gradients    reduction of a stage's gradients over dp and cp, less what of it runs beside the last backward
     S4  step         (S2 + max over stages of (S3 + update) + step_s) * slowdown * (1 + skew log2 nodes)
 
 S2 is exact for equal stages and free sends; interleaved with fewer than p microbatches is simulated. The bound on t is
@@ -28,7 +28,7 @@ from planner.strategy.scheduled import has_formula, homes, pipeline_s, stage_blo
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import Leaf, Work
-from planner.strategy.zero import splits
+from planner.strategy.zero import state_ways
 
 
 @dataclass(frozen=True)
@@ -201,36 +201,33 @@ def _stage_time(
     if measured is not None:  # what collectives take of it is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
     split, whole = _state(held(work.leaves, blocks), strategy, stack)
-    dp = strategy.dp
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
-    update_s = (split.moved / dp + whole.moved) / bandwidth
+    update_s = (split.moved + whole.moved) / bandwidth
     if (microbatches > 1 or strategy.pp > 1) and measured is None:  # added to those before
-        kept = split.gradients / (dp if strategy.zero >= 2 else 1) + whole.gradients
-        backward += 3.0 * kept / bandwidth
+        kept = split.kept_gradients if strategy.zero >= 2 else split.gradients
+        backward += 3.0 * (kept + whole.gradients) / bandwidth
     if measured is not None and measured.update_s is not None:
-        update_s = measured.update_s / (strategy.dp if strategy.zero else 1)
+        update_s = measured.update_s / (strategy.dp * strategy.cp if strategy.zero else 1)
     gather_s = renewed_s = 0.0  # each microbatch; new values of parameters, once a step
-    reduce_s = links.seconds("all_reduce", "dp", whole.gradients, whole.starts)  # gradients, once a step
+    # Gradients, once a step: summed over the one axis, then over the other.
+    reduce_s = sum(links.seconds("all_reduce", axis, whole.gradients, whole.starts) for axis in ("dp", "cp"))
     if strategy.zero == 3:
-        one_way = links.seconds("all_gather", "dp", split.weights, split.starts)
-        scatter = links.seconds("reduce_scatter", "dp", split.gradients, split.starts)
+        one_way = _joint_s(links, "all_gather", split.weights, split.starts, strategy)
+        scatter = _joint_s(links, "reduce_scatter", split.gradients, split.starts, strategy)
         compute = forward + backward - comm
         hidden = stack.parameter_overlap * compute if strategy.overlap_parameters else 0.0
         gather_s = max(0.0, 2.0 * one_way + scatter - hidden)
         forward, backward = forward + gather_s / 3.0, backward + 2.0 * gather_s / 3.0
     elif strategy.zero == 2:
-        renewed_s = links.seconds("all_gather", "dp", split.trained, split.starts)
-        gather_s = links.seconds("reduce_scatter", "dp", split.gradients, split.starts)
+        renewed_s = _joint_s(links, "all_gather", split.trained, split.starts, strategy)
+        gather_s = _joint_s(links, "reduce_scatter", split.gradients, split.starts, strategy)
         if strategy.overlap_gradients:
             gather_s = max(0.0, gather_s - stack.gradient_overlap * (backward - comm / 2.0))
         backward += gather_s
     elif strategy.zero == 1:
-        reduce_s += links.seconds("reduce_scatter", "dp", split.gradients, split.starts)
-        renewed_s = links.seconds("all_gather", "dp", split.trained, split.starts)
-    if strategy.cp > 1:
-        starts = split.starts + whole.starts
-        reduce_s += links.seconds("all_reduce", "cp", split.gradients / dp + whole.gradients, starts)
+        reduce_s += _joint_s(links, "reduce_scatter", split.gradients, split.starts, strategy)
+        renewed_s = _joint_s(links, "all_gather", split.trained, split.starts, strategy)
     behind = _window_s(backward, strategy, microbatches) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
     before = forward * stack.parameter_overlap if strategy.overlap_parameters else 0.0
     exposed_s = max(0.0, reduce_s - behind) + max(0.0, renewed_s - before)
@@ -239,24 +236,33 @@ def _stage_time(
     return StageTime(forward, backward, comm, send_s, gather_s, whole_s, exposed_s + tied_s, update_s)
 
 
+def _joint_s(links: AxisLinks, kind: str, size_bytes: float, starts: float, strategy: Strategy) -> float:
+    """A gather or scatter of state over the devices of data and of context parallelism: over cp, which lies inside, all
+    of it, over dp the part of it that a device of cp has."""
+    inside_s = links.seconds(kind, "cp", size_bytes, starts)
+    return inside_s + links.seconds(kind, "dp", size_bytes / strategy.cp, starts)
+
+
 @dataclass
 class _State:
-    """Bytes of parameters on one device before ZeRO splits any: of all values, of trained ones and their gradients, and
-    what an update moves; and how many collectives reduce the gradients."""
+    """Bytes of parameters on one device: of all values, of trained ones and their gradients, before ZeRO splits any; of
+    gradients as split; what an update moves; and how many collectives reduce the gradients."""
 
     weights: float = 0.0
     trained: float = 0.0
     gradients: float = 0.0
+    kept_gradients: float = 0.0
     moved: float = 0.0
     starts: float = 0.0
 
 
 def _state(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack) -> tuple[_State, _State]:
-    """Of the parameters that data-parallel devices split under the strategy, and of those that stay whole."""
+    """Of the parameters that replicas split under the strategy, and of those that stay whole."""
     split, whole = _State(), _State()
     for leaf, elements in owned:
         facts = leaf.facts
-        found = split if strategy.zero and splits(leaf, strategy.dp, flat=stack.flat_state) else whole
+        ways = state_ways(leaf, strategy, flat=stack.flat_state) if strategy.zero else 1
+        found = split if ways > 1 else whole
         weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
         found.weights += elements * weight_bytes
         if not facts.trained:
@@ -264,9 +270,10 @@ def _state(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack
         found.trained += elements * weight_bytes
         itemsize = _gradient_itemsize(leaf, strategy)
         found.gradients += elements * itemsize
+        found.kept_gradients += elements * itemsize / ways
         found.starts += 1.0
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
-        found.moved += elements * (2 * weight_bytes + itemsize + 2 * kept)
+        found.moved += elements * (2 * weight_bytes + itemsize + 2 * kept) / ways
     for found in (split, whole):
         if strategy.bucket_bytes and found.gradients:
             found.starts = math.ceil(found.gradients / strategy.bucket_bytes)

@@ -11,7 +11,7 @@ from planner.space.decision import Decision
 from planner.strategy.restricted import Role
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Work
-from planner.strategy.zero import splits
+from planner.strategy.zero import state_ways
 
 _LEAST_SHARE = 0.01  # of the model's parameters: what is smaller is not worth a word
 
@@ -23,7 +23,7 @@ class HeldParameter:
     Attributes:
         shape: whole, of one layer's item; elements: of all layers.
         tensor_dim: dim that tensor parallelism splits, if any.
-        state_split: whether data-parallel devices split its state, as far as the ZeRO stage goes.
+        state_split: whether all replicas split its state, as far as the ZeRO stage goes.
     """
 
     path: str
@@ -41,7 +41,7 @@ def held_in_estimate(work: Work, strategy: Strategy, stack: Stack) -> list[HeldP
         shape = list(leaf.shape)
         if leaf.tensor_dim is not None:
             shape[leaf.tensor_dim] *= strategy.tp
-        split = splits(leaf, strategy.dp, flat=stack.flat_state)
+        split = state_ways(leaf, strategy, flat=stack.flat_state) == strategy.dp * strategy.cp
         facts = leaf.facts
         found.append(
             HeldParameter(facts.path, tuple(shape), facts.elements, facts.trained, leaf.tensor_dim, state_split=split)
@@ -56,9 +56,9 @@ def held_in_plan(decisions: Iterable[Decision], roles: Sequence[Role]) -> list[H
         for name, node in decision.parameter_nodes.items():
             storage, facts = decision.storage[name], decision.space.graph.params[name]
             dims = {role: code for role, code in zip(roles, storage.value, strict=True) if code >= 0}
-            state = {role: code for role, code in zip(roles, storage.optimizer, strict=True) if code >= 0}
+            split = all(code >= 0 for role, code in zip(roles, storage.optimizer, strict=True) if role != "model")
             found[name] = HeldParameter(
-                name, node.tensor.shape, facts.elements, facts.trained, dims.get("model"), state_split="batch" in state
+                name, node.tensor.shape, facts.elements, facts.trained, dims.get("model"), state_split=split
             )
     return list(found.values())
 
@@ -70,16 +70,18 @@ def degree_findings(held: Sequence[HeldParameter], strategy: Strategy) -> Iterat
         matrices = [one for one in held if len(one.shape) > 1]
         yield from _whole_matrices([one for one in matrices if one.tensor_dim is None], strategy.tp, elements)
         yield from _split_elsewhere(matrices, strategy.tp, elements)
-    if strategy.zero and strategy.dp > 1:
+    replicas = strategy.dp * strategy.cp
+    if strategy.zero and replicas > 1:
         whole = [one for one in held if one.trained and not one.state_split]
         share = sum(one.elements for one in whole) / elements
         if share >= _LEAST_SHARE:
+            degrees = f"dp={strategy.dp}" + (f" with cp={strategy.cp}" if strategy.cp > 1 else "")
             yield Finding(
                 code="MP177",
                 severity="warning",
-                message=f"zero={strategy.zero}: dp={strategy.dp} divides no dim of {_named(whole)}, {share:.0%} of the "
-                f"parameters, whose state stays whole on each of {strategy.dp} devices",
-                hint="choose a dp that divides their dims; in an estimate, `flat_state=on` or the stack of a framework "
+                message=f"zero={strategy.zero}: {degrees} divides no dim of {_named(whole)}, {share:.0%} of the "
+                f"parameters, whose state stays whole on several of {replicas} devices",
+                hint="choose degrees that divide their dims; in an estimate, `flat_state=on` or a framework's stack "
                 "splits state as one array",
             )
 
@@ -122,7 +124,7 @@ def overlap_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
     """MP178: overlap that the strategy asks for and the stack's constants say hides nothing."""
     asked = {
         "overlap_gradients": ("gradient_overlap", strategy.dp * strategy.cp > 1),
-        "overlap_parameters": ("parameter_overlap", strategy.dp > 1 and strategy.zero > 0),
+        "overlap_parameters": ("parameter_overlap", strategy.dp * strategy.cp > 1 and strategy.zero > 0),
         "overlap_tensor": ("tensor_overlap", strategy.tp * strategy.cp > 1),
     }
     for name, (constant, moves) in asked.items():

@@ -1,8 +1,8 @@
 """Bytes on one device of each stage of a strategy, itemised.
 
 State is the model's own (values, gradients, the optimizer's) or, with a stack that keeps it otherwise, that many bytes
-an element. ZeRO splits it over the data-parallel devices: the optimizer's from stage 1 on, gradients from 2, values
-from 3.
+an element. ZeRO splits it over the devices of data and context parallelism: the optimizer's from stage 1 on, gradients
+from 2, values from 3.
 """
 
 import math
@@ -17,7 +17,7 @@ from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import ClassWork, Work
-from planner.strategy.zero import splits
+from planner.strategy.zero import state_ways
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,10 @@ def stage_memory(
     """Bytes of one stage that holds `flying` microbatches of its blocks."""
     parameters = gradients = optimizer = 0.0
     gathered: dict[int, float] = {}  # for one block
-    dp = strategy.dp
     for leaf, elements in held(work.leaves, blocks):
         facts = leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
-        ways = dp if splits(leaf, dp, flat=stack.flat_state) else 1
+        ways = state_ways(leaf, strategy, flat=stack.flat_state)
         parameters += weight / (ways if strategy.zero == 3 else 1)
         if strategy.zero == 3 and ways > 1:
             reading = leaf.readers & blocks.positions

@@ -1,7 +1,7 @@
 """The point of the planner's space that a strategy names: each mesh axis splits only what its role says.
 
-    batch      examples                        parameters whole
-    context    positions of a sequence         parameters whole
+    batch      examples                        parameters whole, their state as ZeRO says
+    context    positions of a sequence         the same
     model      neither, but with `sp` positions of what is shaped as the stream that layers hand on, which otherwise
                is whole; every matrix is split: by the published table of `planner.search.baselines.SPLITS`, else by
                whichever dim is fastest
@@ -102,7 +102,8 @@ class _Allowed:
         if isinstance(node, PortNode):
             return np.array([self._port_spec(node, spec) for spec in node.options])
         if isinstance(node, ParameterNode):
-            return np.array([self._storage(node, storage) for storage in node.options])
+            conform = np.array([self._storage(node, storage) for storage in node.options])
+            return conform == conform.max()  # where dims do not divide, on as many axes as they do
         if isinstance(node, BatchNode) and len(node.options) > 1:
             wanted = [
                 all((c >= 0) == (r == "batch") for c, r in zip(spec, self.roles, strict=True)) for spec in node.options
@@ -139,22 +140,23 @@ class _Allowed:
         split = all(c in sequence for c, role in zip(spec, self.roles, strict=True) if role == "model")
         return split == self.sp or not sequence
 
-    def _storage(self, node: ParameterNode, storage: Storage) -> bool:
+    def _storage(self, node: ParameterNode, storage: Storage) -> int:
+        """On how many axes a parameter is stored as their roles ask."""
+        conform = 0
         matrix = len(node.tensor.shape) > 1
         codes = zip(storage.value, storage.gradient, storage.optimizer, self.roles, strict=True)
         for axis, (code, gradient, optimizer, role) in enumerate(codes):
             if role != "model":
                 split = tuple(c != REPLICATED for c in (optimizer, gradient, code))
-                if split != tuple(role == "batch" and self.zero >= stage for stage in (1, 2, 3)):
-                    return False
+                conform += split == tuple(self.zero >= stage for stage in (1, 2, 3))
                 continue
-            if not code == gradient == optimizer:
-                return False
             size, shape = self.space.mesh[axis], node.tensor.shape
             named = split_dim(node.names[0], shape)
+            if not code == gradient == optimizer:
+                continue
             if named is not None and shape[named] % size == 0:
-                if code != named:
-                    return False
-            elif matrix and len(node.options) > 1 and any(n % size == 0 for n in shape) and code == REPLICATED:
-                return False
-        return True
+                conform += code == named
+            else:
+                must = matrix and len(node.options) > 1 and any(n % size == 0 for n in shape)
+                conform += not (must and code == REPLICATED)
+        return conform

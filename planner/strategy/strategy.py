@@ -30,7 +30,7 @@ class Strategy:
         microbatch: examples of one microbatch on one data-parallel replica.
         schedule: of the pipeline; with ``interleave`` above 1 each stage has so many parts of the model.
         remat: ``selective`` recomputes attention's scores and what follows from them, ``full`` whole layers.
-        zero: what of gradients (2), optimizer state (1) and parameters (3) data-parallel devices split.
+        zero: what of gradients (2), optimizer state (1) and parameters (3) devices of dp and cp split.
         sp: whether tensor-parallel devices split positions of what lies between their products.
         partition: layers of each part that the stages run; None for equal parts.
         rank_order: axes of the device order, innermost first, such as ``tp-cp-dp-pp``.

@@ -129,7 +129,7 @@ def test_a_table_of_another_number_of_layers_is_refused(layers: int, words: str)
     assert caught.value.code == "MP189"
 
 
-def test_a_table_is_refused_for_a_model_without_layers() -> None:
+def test_a_table_is_refused_for_a_model_of_other_layers() -> None:
     def loss(params: list[jax.Array], batch: jax.Array) -> jax.Array:
         x = batch
         for weight in params:
@@ -141,7 +141,7 @@ def test_a_table_is_refused_for_a_model_without_layers() -> None:
     batch = jax.ShapeDtypeStruct((8, 64), "float32")
     task = planner.TrainingTask(loss, params=params, batch=batch, optimizer=optax.sgd(0.1))
     foreign = planner.Estimator(model=task, cluster=cluster(), profile=profile(table(1)))
-    with pytest.raises(PlanError, match="the table has 3 entries of m, the model 0 layers") as caught:
+    with pytest.raises(PlanError, match="the table has 3 entries of m, the model 4 layers: 1 too few") as caught:
         foreign("microbatch=1", 4)
     assert caught.value.code == "MP189"
 

@@ -54,3 +54,40 @@ def test_gradients_that_stay_whole_are_reduced_once_a_step(estimator: planner.Es
     )
     assert plain.communication_s == 0.0 < own.communication_s < flat.communication_s / 10
     assert flat.gradients_s == 0.0 < own.gradients_s < plain.gradients_s
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[planner.Estimator, str]:
+    path = Path(tmp_path_factory.mktemp("cluster")) / "eight.toml"
+    path.write_text(
+        'name = "eight"\n[[group]]\nname = "a"\nnodes = 1\ndevice = "A100-SXM4-80GB"\ndevices_per_node = 8\n'
+    )
+    return planner.Estimator(model=TASK, cluster=str(path)), str(path)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("degrees", ["dp=4,cp=2", "dp=2,cp=4", "cp=8"])
+def test_devices_of_context_parallelism_split_state_too(
+    pair: tuple[planner.Estimator, str], degrees: str, zero: int
+) -> None:
+    """8 divides all dims but the vocabulary, whose embedding's other dim is split."""
+    estimator, cluster = pair
+    strategy = f"{degrees},microbatch=2,zero={zero}"
+    memory = estimator(strategy, 16).memory[0]
+    assert memory.optimizer_bytes == pytest.approx(8 * ELEMENTS / 8)
+    planned = planner.plan(TASK, cluster=cluster, global_batch=16, strategy=strategy, baselines=False)
+    own = planned.stages[0].groups[0].memory
+    assert own.optimizer_bytes == pytest.approx(memory.optimizer_bytes, rel=0.01)  # tiny ones stay whole in plans
+    assert own.parameters_bytes == pytest.approx(memory.parameters_bytes, rel=0.01)
+    assert not [one for one in planned.findings if one.code == "MP177"]
+
+
+def test_a_degree_that_does_not_divide_leaves_the_other_its_part(pair: tuple[planner.Estimator, str]) -> None:
+    """Four of data parallelism divide every dim; three devices of context parallelism only that of the vocabulary."""
+    task = gpt(hidden=64, layers=2, heads=4, vocab=129, seq=18)
+    found = planner.estimate(task, pair[1], "dp=2,cp=3,microbatch=2,zero=1", global_batch=16)
+    elements = ELEMENTS + 2 * 64  # two more positions
+    # The 18 positions' embedding is split by both, as is that of the vocabulary; the rest by two.
+    both = DIVISIBLE + 18 * 64
+    assert found.memory[0].optimizer_bytes == pytest.approx(8 * (both / 6 + (elements - both) / 2))
+    assert [one.code for one in found.findings] == ["MP177"]
