@@ -5,11 +5,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph, UpdateJoins
 from planner import arguments as given
 from planner.assemble import assemble_plan, model_record
+from planner.card_findings import card_findings
 from planner.check.drift import drift
 from planner.completeness import missing_in_plan
 from planner.figure_sources import figure_sources
@@ -136,7 +139,7 @@ def plan(
         findings += named.findings(g.decision for stage in result.score.layout.stages for g in stage.groups)
     scored = tuple(_baseline_plan(b) for b in _baselines(request, say)) if baselines else ()
     label = name or f"{task.name} on {target.name}"
-    return assemble_plan(
+    plan = assemble_plan(
         result.score,
         name=label,
         model=_record(graphs(result.score.layout.graph.microbatch), task, spec, sequence),
@@ -148,6 +151,7 @@ def plan(
         provenance=figure_sources(result.score),
         profile=None if measured is None else profile_id(measured),
     )
+    return msgspec.structs.replace(plan, findings=(*plan.findings, *card_findings(plan)))
 
 
 def strategy_pins(strategy: AnyStrategy, cluster: Cluster, global_batch: int) -> StrategyPins:

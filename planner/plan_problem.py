@@ -121,7 +121,11 @@ def shared_nics(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], tup
     A message leaves all nodes of its sender that the receiver has no devices on, and arrives at all nodes of the
     receiver that the sender has none on. Inside a node no card is used.
     """
-    nodes = {(stage, group): _nodes(record.devices) for stage, group, record in groups_of(plan)}
+    nodes = {
+        (home, group): _nodes(record.devices)
+        for home, own in device_stages(plan).items()
+        for group, record in enumerate(plan.stages[own[0]].groups)
+    }
     found = {}
     for source in schedule.actors:
         for target in schedule.actors:
