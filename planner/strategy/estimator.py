@@ -168,8 +168,19 @@ class StrategyEstimator:
             work = self.model.work(self.facts_of(self.kinds(strategy)[0]), strategy)
             held = held_in_estimate(work, strategy, self.stack)
             self._findings[key] = tuple(degree_findings(held, strategy))
-        of_layers = self.layers.findings(strategy) if self.layers is not None else ()
+        of_layers = self._layer_findings(strategy)
         return (*self._findings[key], *overlap_findings(strategy, self.stack), *of_layers)
+
+    def _layer_findings(self, strategy: Strategy) -> tuple[Finding, ...]:
+        if self.layers is None:
+            return ()
+        own = next((kind for kind in self.kinds(strategy) if kind.name == self.layers.kind), None)
+        if own is None:
+            return ()
+        work = self.model.work(self.facts_of(own), strategy)
+        times = self.times(work, strategy, own)
+        priced = {key: one.forward_s + one.backward_s for key, one in times.items()}
+        return tuple(self.layers.findings(work, strategy, priced))
 
     def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
         """Memory of every stage."""

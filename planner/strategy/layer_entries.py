@@ -38,7 +38,7 @@ def entries_of(times: Sequence[Times], layers: Sequence[str], model: str) -> Ent
 
     Args:
         times: of each entry, all at one size.
-        layers: the block class of each of the model's layers, in order.
+        layers: the block class of each of the model's layers, at least one, in order.
         model: the table's name of it, for messages.
 
     Raises:
@@ -47,9 +47,6 @@ def entries_of(times: Sequence[Times], layers: Sequence[str], model: str) -> Ent
     count, beside = len(layers), len(times) - len(layers)
     have = f"the table has {len(times)} entries of {model}, the model {count} layer{'' if count == 1 else 's'}"
     hint = "import the model's own table, or name the model that was measured"
-    if not count:
-        message = f"{have}: the times of a table are of layers that are stacked (jax.lax.scan) or repeated"
-        raise InputError("MP189", message, "estimate without the profile")
     if beside < 0:
         raise InputError("MP189", f"{have}: {-beside} too few", hint)
     most = MOST_BEFORE + MOST_BEHIND

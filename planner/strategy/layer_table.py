@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from costmodel.errors import InputError
 from costmodel.provenance import Provenance, weakest
+from costmodel.units import format_seconds
+from planner.check.codes import Severity
 from planner.planfile.schema import Finding
 from planner.strategy.layer_entries import Entries, entries_of
 from planner.strategy.scheduled import CLOSED
@@ -21,6 +23,10 @@ from profiles.block_table import LayerTimes, layer_degrees, layer_microbatches, 
 from profiles.schema import Profile
 
 Passes = tuple[float, float]  # seconds of the forward and of the backward pass
+
+FASTEST, SLOWEST = 0.5, 10.0
+"""Times beyond which a table is hardly the model's: of its matrix products at the full rate (a causal kernel computes
+half of attention's), and of what the cost model says (host-bound software may take several times as long)."""
 
 
 class MeasuredStage(NamedTuple):
@@ -84,34 +90,55 @@ class LayerTable:
             found[i % strategy.pp] += entries
         return [self._stage(entries, strategy, collectives) for entries in found]
 
-    def findings(self, strategy: Strategy) -> Iterator[Finding]:
-        """MP179: what of the strategy the layer times do not tell, and what is taken in its place."""
+    def findings(self, work: Work, strategy: Strategy, priced: Mapping[str, float]) -> Iterator[Finding]:
+        """MP179: what of the strategy the layer times do not tell and what is taken in its place, and times that are
+        hardly the model's.
+
+        Args:
+            priced: what the cost model takes for both passes of one block, by class.
+        """
         divided = strategy.tp > 1 and any(
             layer_degrees(self.profile, name, model=self.model) == (1,)
             for name in layer_names(self.profile, self.model)
         )
         if divided:
-            yield _note(
+            yield _said(
                 f"the layer times of {self.model} are of one device alone: at tp={strategy.tp} they are divided by "
                 f"{strategy.tp}, and the cost model's collectives come on top",
                 "import rows that were measured at that tp",
             )
         elif strategy.sp and strategy.tp > 1:
-            yield _note(
+            yield _said(
                 f"the layer times of {self.model} do not say whether they were measured with sp: sp=on decides memory "
                 "and sends here"
             )
         if strategy.attention != "graph":
-            yield _note(
+            yield _said(
                 f"the layer times of {self.model} have the attention that was measured: attention={strategy.attention} "
                 "decides memory here"
             )
+        yield from self._implausible(work, strategy, priced)
+
+    def _implausible(self, work: Work, strategy: Strategy, priced: Mapping[str, float]) -> Iterator[Finding]:
+        """Times that no device of the kind reaches, or far above what the cost model says."""
+        entries, _ = self._place(work)
+        whole = self._stage(entries, strategy, dict.fromkeys(work.classes, (0.0, 0.0)))
+        took_s = whole.forward_s + whole.backward_s
+        blocks = [key for entry in entries for key in entry.blocks]
+        least_s = sum(float(work.classes[key].kernels.matmul_s.sum()) for key in blocks)
+        priced_s = sum(priced[key] for key in blocks)
+        took = f"the layer times of {self.model} add up to {format_seconds(took_s)} a microbatch"
+        hint = "see whether the table is of this model, sequence length, and device kind"
+        if took_s < FASTEST * least_s:
+            rate = f"what the model's matrix products take at the full rate of {self.kind}, {format_seconds(least_s)}"
+            yield _said(f"{took}, less than half of {rate}", hint, "warning")
+        elif took_s > SLOWEST * priced_s:
+            times = f"{took_s / priced_s:.0f} times what the cost model says, {format_seconds(priced_s)}"
+            yield _said(f"{took}, {times}", hint, "warning")
 
     def _parts(self, work: Work, strategy: Strategy) -> list[list[_Entry]]:
         """Entries of each part of the model."""
-        if work.order not in self._placed:
-            self._placed[work.order] = self._place(work)
-        entries, at = self._placed[work.order]
+        entries, at = self._place(work)
         sizes = layers_of_parts(work, strategy)
         start, parts = at.layers.start, list[list[_Entry]]()
         for size in sizes:
@@ -124,17 +151,19 @@ class LayerTable:
     def _place(self, work: Work) -> tuple[list[_Entry], Entries]:
         """The table's entries, each with the blocks that it stands for: a layer and what stands before it and behind
         the one before; blocks before and behind all layers belong to the entries there, if there are any."""
-        names = layer_names(self.profile, self.model)
-        layered = [i for i, key in enumerate(work.order) if work.classes[key].layered]
-        at = entries_of(self._sample(names), [work.order[i] for i in layered], self.model)
-        blocks: list[tuple[str, ...]] = [()] * len(names)
-        for entry, (begin, end) in zip(at.layers, zip([layered[0] - 1, *layered], layered, strict=False), strict=True):
-            blocks[entry] = work.order[begin + 1 : end + 1]
-        if at.before:
-            blocks[0] = work.order[: layered[0]]
-        if at.behind:
-            blocks[-1] = work.order[layered[-1] + 1 :]
-        return [_Entry(*pair) for pair in zip(names, blocks, strict=True)], at
+        if work.order not in self._placed:
+            names = layer_names(self.profile, self.model)
+            layered = [i for i, key in enumerate(work.order) if work.classes[key].layered]
+            at = entries_of(self._sample(names), [work.order[i] for i in layered], self.model)
+            blocks: list[tuple[str, ...]] = [()] * len(names)
+            for entry, begin, end in zip(at.layers, [layered[0] - 1, *layered[:-1]], layered, strict=True):
+                blocks[entry] = work.order[begin + 1 : end + 1]
+            if at.before:
+                blocks[0] = work.order[: layered[0]]
+            if at.behind:
+                blocks[-1] = work.order[layered[-1] + 1 :]
+            self._placed[work.order] = [_Entry(*pair) for pair in zip(names, blocks, strict=True)], at
+        return self._placed[work.order]
 
     def _sample(self, names: Sequence[str]) -> list[Passes]:
         """Times of all entries at one size that tells them apart: the fewest devices, the largest microbatch."""
@@ -199,5 +228,5 @@ def _require_known(strategy: Strategy, model: str) -> None:
         raise InputError("MP189", message, "leave it out, or estimate without the profile")
 
 
-def _note(message: str, hint: str = "") -> Finding:
-    return Finding(code="MP179", severity="note", message=message, hint=hint)
+def _said(message: str, hint: str = "", severity: Severity = "note") -> Finding:
+    return Finding(code="MP179", severity=severity, message=message, hint=hint)

@@ -55,7 +55,7 @@ def test_int8_rates_against_their_datasheets(name, rate):
 
 
 def test_int8_rates_are_those_of_matrix_units():
-    """All that have them are NVIDIA's from Turing on, AMD's and TPUs; what is published of Blackwell Ultra differs."""
+    """NVIDIA's from Turing on, AMD's and TPUs have them; what is published of Blackwell Ultra disagrees."""
     without = {name for name, kind in KINDS.items() if "int8" not in kind.peak_flops_per_s}
     named = {name for name in without if not name.startswith(("P100", "V100"))}
     assert named == {"B300-SXM", "GB300", "TPU-v3-core", "TPU7x-core", "cpu"}

@@ -47,9 +47,7 @@ def test_another_number_of_layers_is_refused(times: list[tuple[float, float]], w
     assert caught.value.code == "MP189" and "the model 3 layers" in caught.value.message
 
 
-def test_no_layers_and_one_layer() -> None:
-    with pytest.raises(InputError, match="the model 0 layers: the times of a table are of layers that are stacked"):
-        entries_of([E, H], "", "m")
+def test_one_layer() -> None:
     with pytest.raises(InputError, match="which of the two stands for the layer cannot be told"):
         entries_of([E, L], "k", "m")
     assert entries_of([E, L, H], "k", "m").layers == range(1, 2)
