@@ -105,18 +105,25 @@ class StrategyEstimator:
                 message = f"matmul_dtype={dtype}: {kind.name} has no rate for it"
                 raise InputError("MP180", message, f"it has {', '.join(sorted(kind.peak_flops_per_s))}")
 
-    def times(self, work: Work, strategy: Strategy, kind: DeviceKind, slowdown: float = 1.0) -> dict[str, ClassTimes]:
-        """Seconds of one block of each class on devices of a kind that take `slowdown` times as long as it does."""
+    def times(
+        self, work: Work, strategy: Strategy, kind: DeviceKind, slowdown: float = 1.0, *, free: bool = False
+    ) -> dict[str, ClassTimes]:
+        """Seconds of one block of each class on devices of a kind that take `slowdown` times as long as it does.
+
+        Args:
+            free: as if collectives took no time.
+        """
         sp = strategy.sp and strategy.tp > 1
         key = (
-            kind.name, slowdown, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order, sp,
+            kind.name, slowdown, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order, sp, free,
             strategy.attention, strategy.matmul_dtype, strategy.microbatch, strategy.remat, strategy.overlap_tensor,
         )  # fmt: skip
         if key not in self._times:
             axes = tuple(name for name in ("cp", "tp") if getattr(strategy, name) > 1)
-            links = self.links(strategy)
+            links = AxisLinks(dict.fromkeys(axes, NO_LINK), 1) if free else self.links(strategy)
+            overlap = strategy.overlap_tensor and not free
             self._times[key] = class_times(
-                work, kind, self.stack, links, axes, strategy.remat, overlap=strategy.overlap_tensor, slowdown=slowdown
+                work, kind, self.stack, links, axes, strategy.remat, overlap=overlap, slowdown=slowdown
             )
         return self._times[key]
 
@@ -149,13 +156,8 @@ class StrategyEstimator:
     def _collectives(self, strategy: Strategy, kind: DeviceKind) -> dict[str, Passes]:
         """Seconds of the collectives of one block of each class, forward and backward, that nothing hides: what its
         time has more than it had if they took none."""
-        axes = tuple(name for name in ("cp", "tp") if getattr(strategy, name) > 1)
-        if not axes:
-            return {}
         work = self.model.work(self.facts_of(kind), strategy)
-        whole = self.times(work, strategy, kind)
-        free = AxisLinks(dict.fromkeys(axes, NO_LINK), 1)
-        alone = class_times(work, kind, self.stack, free, axes, strategy.remat)
+        whole, alone = (self.times(work, strategy, kind, free=free) for free in (False, True))
         return {
             key: (one.forward_s - alone[key].forward_s, one.backward_s - alone[key].backward_s)
             for key, one in whole.items()

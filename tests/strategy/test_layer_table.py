@@ -175,6 +175,14 @@ def test_tensor_parallel_layers_of_a_one_device_table_pay_for_collectives() -> N
     assert "divided by 2, and the cost model's collectives come on top" in note
 
 
+def test_collectives_that_come_on_top_may_be_hidden() -> None:
+    text = "tp=2,microbatch=1,tensor_overlap=1.0"
+    open_s, hidden_s = (estimator()(text + more, 4).step_time_s for more in ("", ",overlap_tensor=on"))
+    assert hidden_s < open_s
+    alone = estimator()("microbatch=1", 4).breakdown.compute_s
+    assert open_s > hidden_s >= alone / 2
+
+
 def test_tensor_parallel_rows_have_their_collectives_inside() -> None:
     measured = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(degrees=(1, 2))))
     found, alone = measured("tp=2,microbatch=1,sp=on", 4), measured("microbatch=1", 4)
