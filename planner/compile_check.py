@@ -8,6 +8,7 @@ Collectives are compared by kind and mesh axis, for a step, in bytes: XLA joins 
 even into one tensor, which leaves bytes as they are.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from profiles.compiled.records import CompiledProgram, CompileFailure
 from profiles.compiled.target import Target, cpu_target, target_of
 
 Progress = Callable[[str, int, int], None]
+
+_JOINED = re.compile(r"(?P<path>(?:.*/)?)\((?P<names>[^()]*:[^()]*)\)")
 
 
 @dataclass(frozen=True)
@@ -230,17 +233,26 @@ def _planned(found: Sequence[tuple[ExportedProgram, object]], shares: int) -> di
 def _compiled(
     found: Sequence[tuple[ExportedProgram, CompiledProgram | CompileFailure]], shares: int
 ) -> dict[str, Moved] | None:
-    """Without what sums the loss and what the optimizer joins, where these are instructions of their own."""
+    """Without what sums the loss and what the optimizer joins, where these are instructions of their own: joined with
+    gradients they are counted with them."""
     rows: list[tuple[str, int, int, int]] = []
     for p, outcome in found:
         if not isinstance(outcome, CompiledProgram) or outcome.collectives is None:
             return None
         for c in outcome.collectives:
-            if phase_of(c.op_name):
+            if _of_plan(c.op_name):
                 times = _times(p.phase, shares) * c.runs
                 sizes = (times * c.arrays, c.elements // c.arrays, c.bytes // c.arrays)
                 rows += [(f"{c.kind} {axis}", *sizes) for axis in c.axes]
     return _summed(rows)
+
+
+def _of_plan(op_name: str) -> bool:
+    """Whether a collective is one of the plan's, or was joined from several of which one is (``path/(one:other)``)."""
+    joined = _JOINED.fullmatch(op_name)
+    if joined is None:
+        return bool(phase_of(op_name))
+    return any(phase_of(f"{joined['path']}{name}") for name in joined["names"].split(":"))
 
 
 def _summed(rows: Iterable[tuple[str, int, int, int]]) -> dict[str, Moved]:

@@ -9,6 +9,7 @@ import jax
 import msgspec
 import pytest
 
+import planner
 from costmodel.cluster import Cluster, parse_cluster
 from planner import validate
 from planner.compile_check import CompiledGroup, Moved, compile_groups
@@ -116,6 +117,17 @@ def on_cpus(oracle: Oracle) -> tuple[Cluster, Plan, CompiledGroup]:
     target = cluster("cpu")
     plan = executed_plan(TASK, pins((on("g0", 2, mesh=(2,)),)), target, microbatch=8, microbatches=1)
     return target, plan, compiled(plan, target, oracle)[0]
+
+
+def test_gradients_that_xla_joins_with_the_loss_are_counted(oracle: Oracle) -> None:
+    target = cluster("cpu")
+    task = planner.load_task("gpt(hidden=64,layers=2,heads=4,vocab=128,seq=32,dtype=float32)")
+    plan = planner.plan(task, cluster=target, global_batch=8, strategy="dp=2,microbatch=2", baselines=False)
+    (group,) = compile_groups(plan, task, kinds={"cpu": target.groups[0].device}, oracle=oracle)
+    (one,) = getattr(group.phases[0].outcome, "collectives", ())
+    assert "reduce_gradients" in one.op_name and "sum_losses" in one.op_name
+    planned, moved = group.planned_collectives["all_reduce data"], (group.compiled_collectives or {})["all_reduce data"]
+    assert moved.bytes == pytest.approx(planned.bytes, abs=8)  # and the loss, a float32
 
 
 def test_memory_beyond_the_device_is_an_error(on_cpus: tuple[Cluster, Plan, CompiledGroup]) -> None:
