@@ -27,7 +27,7 @@ from planner.strategy.work import Work, interpolated, work_of
 _PRIMES = (7, 11, 13, 17)
 
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
-_Layout = tuple[str, int, int, bool, Attention, str | None]  # device kind, cp, tp, sp, attention, matmul dtype
+_Layout = tuple[str, int, int, int, bool, Attention, str | None]  # kind, cp, tp, ep, sp, attention, matmul dtype
 
 
 @dataclass
@@ -65,23 +65,25 @@ class CapturedModel:
         """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there."""
         kind = facts.kind
         sp = strategy.sp and strategy.tp > 1
-        layout = (kind.name, strategy.cp, strategy.tp, sp, strategy.attention, strategy.matmul_dtype)
-        at = (layout, strategy.microbatch)
+        layout = (kind.name, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype)
+        examples = strategy.microbatch * strategy.ep
+        at = (layout, examples)
         if at not in self._work:
             samples = []
             choice: tuple[int, ...] | None = None
-            for size in [prime for prime in _PRIMES if prime not in (strategy.cp, strategy.tp)][:2]:
+            for prime in [prime for prime in _PRIMES if prime not in (strategy.cp, strategy.tp, strategy.ep)][:2]:
+                size = prime * strategy.ep
                 if (layout, size) not in self._work:
                     self._work[layout, size], choice = self._captured(facts, layout, size, choice)
                 samples.append(self._work[layout, size])
-            self._work[at] = interpolated(samples[0], samples[1], strategy.microbatch)
+            self._work[at] = interpolated(samples[0], samples[1], examples)
         return self._work[at]
 
     def _captured(
         self, facts: Facts, layout: _Layout, size: int, choice: tuple[int, ...] | None
     ) -> tuple[Work, tuple[int, ...]]:
-        _, cp, tp, sp, attention, matmul_dtype = layout
-        named: tuple[tuple[int, Role], ...] = ((cp, "context"), (tp, "model"))
+        _, cp, tp, ep, sp, attention, matmul_dtype = layout
+        named: tuple[tuple[int, Role], ...] = ((cp, "context"), (tp, "model"), (ep, "expert"))
         mesh = tuple(n for n, _ in named if n > 1)
         roles = tuple(role for n, role in named if n > 1)
         pricing = Pricing(

@@ -173,7 +173,7 @@ def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:
     if strategy.pp == 1:
         return 0.0
     link = links.by_axis["pp"]
-    size = work.stream_bytes / strategy.cp
+    size = work.stream_bytes / strategy.cp / strategy.ep
     joined_s = 0.0
     if strategy.scatter_gather and not strategy.sp:  # the parts are put together again
         joined_s = links.seconds("all_gather", "tp", size)
@@ -200,34 +200,35 @@ def _stage_time(
     comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.classes.items())
     if measured is not None:  # what collectives take of it is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
-    split, whole = _state(held(work.leaves, blocks), strategy, stack)
+    states = _states(held(work.leaves, blocks), strategy, stack)
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
-    update_s = (split.moved + whole.moved) / bandwidth
+    update_s = sum(one.moved for one in states) / bandwidth
     if (microbatches > 1 or strategy.pp > 1) and measured is None:  # added to those before
-        kept = split.kept_gradients if strategy.zero >= 2 else split.gradients
-        backward += 3.0 * (kept + whole.gradients) / bandwidth
+        kept = sum(one.kept_gradients if strategy.zero >= 2 else one.gradients for one in states)
+        backward += 3.0 * kept / bandwidth
     if measured is not None and measured.update_s is not None:
         update_s = measured.update_s / (strategy.dp * strategy.cp if strategy.zero else 1)
-    gather_s = renewed_s = 0.0  # each microbatch; new values of parameters, once a step
-    # Gradients, once a step: summed over the one axis, then over the other.
-    reduce_s = sum(links.seconds("all_reduce", axis, whole.gradients, whole.starts) for axis in ("dp", "cp"))
+    gather_s = renewed_s = reduce_s = 0.0  # each microbatch; new values of parameters, and gradients, once a step
+    for one in states:
+        if not one.split:  # summed over the one axis, then over the other
+            reduce_s += sum(links.seconds("all_reduce", axis, one.gradients, one.starts) for axis in one.axes)
+        elif strategy.zero == 3:
+            gather_s += 2.0 * one.joint_s(links, "all_gather", one.weights, strategy)
+            gather_s += one.joint_s(links, "reduce_scatter", one.gradients, strategy)
+        else:
+            renewed_s += one.joint_s(links, "all_gather", one.trained, strategy)
+            scatter_s = one.joint_s(links, "reduce_scatter", one.gradients, strategy)
+            gather_s += scatter_s if strategy.zero == 2 else 0.0
+            reduce_s += scatter_s if strategy.zero == 1 else 0.0
     if strategy.zero == 3:
-        one_way = _joint_s(links, "all_gather", split.weights, split.starts, strategy)
-        scatter = _joint_s(links, "reduce_scatter", split.gradients, split.starts, strategy)
-        compute = forward + backward - comm
-        hidden = stack.parameter_overlap * compute if strategy.overlap_parameters else 0.0
-        gather_s = max(0.0, 2.0 * one_way + scatter - hidden)
+        hidden = stack.parameter_overlap * (forward + backward - comm) if strategy.overlap_parameters else 0.0
+        gather_s = max(0.0, gather_s - hidden)
         forward, backward = forward + gather_s / 3.0, backward + 2.0 * gather_s / 3.0
     elif strategy.zero == 2:
-        renewed_s = _joint_s(links, "all_gather", split.trained, split.starts, strategy)
-        gather_s = _joint_s(links, "reduce_scatter", split.gradients, split.starts, strategy)
         if strategy.overlap_gradients:
             gather_s = max(0.0, gather_s - stack.gradient_overlap * (backward - comm / 2.0))
         backward += gather_s
-    elif strategy.zero == 1:
-        reduce_s += _joint_s(links, "reduce_scatter", split.gradients, split.starts, strategy)
-        renewed_s = _joint_s(links, "all_gather", split.trained, split.starts, strategy)
     behind = _window_s(backward, strategy, microbatches) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
     before = forward * stack.parameter_overlap if strategy.overlap_parameters else 0.0
     exposed_s = max(0.0, reduce_s - behind) + max(0.0, renewed_s - before)
@@ -236,18 +237,19 @@ def _stage_time(
     return StageTime(forward, backward, comm, send_s, gather_s, whole_s, exposed_s + tied_s, update_s)
 
 
-def _joint_s(links: AxisLinks, kind: str, size_bytes: float, starts: float, strategy: Strategy) -> float:
-    """A gather or scatter of state over the devices of data and of context parallelism: over cp, which lies inside, all
-    of it, over dp the part of it that a device of cp has."""
-    inside_s = links.seconds(kind, "cp", size_bytes, starts)
-    return inside_s + links.seconds(kind, "dp", size_bytes / strategy.cp, starts)
-
-
 @dataclass
 class _State:
-    """Bytes of parameters on one device: of all values, of trained ones and their gradients, before ZeRO splits any; of
-    gradients as split; what an update moves; and how many collectives reduce the gradients."""
+    """Bytes of parameters on one device that are kept alike: of all values, of trained ones and their gradients, before
+    ZeRO splits any; of gradients as split; what an update moves; and how many collectives reduce the gradients.
 
+    Attributes:
+        axes: whose devices hold the same values: of context parallelism, and of data parallelism or, for experts, of
+            the part of it that does not share them out.
+        split: whether ZeRO splits them.
+    """
+
+    axes: tuple[str, str]
+    split: bool
     weights: float = 0.0
     trained: float = 0.0
     gradients: float = 0.0
@@ -255,14 +257,22 @@ class _State:
     moved: float = 0.0
     starts: float = 0.0
 
+    def joint_s(self, links: AxisLinks, kind: str, size_bytes: float, strategy: Strategy) -> float:
+        """A gather or scatter over both axes: over cp, which lies inside, all of it, over the other the part of it that
+        a device of cp has."""
+        inside, outside = self.axes
+        inside_s = links.seconds(kind, inside, size_bytes, self.starts)
+        return inside_s + links.seconds(kind, outside, size_bytes / strategy.cp, self.starts)
 
-def _state(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack) -> tuple[_State, _State]:
-    """Of the parameters that replicas split under the strategy, and of those that stay whole."""
-    split, whole = _State(), _State()
+
+def _states(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack) -> list[_State]:
+    """Of the parameters that ZeRO splits and of those that stay whole, experts apart."""
+    states: dict[tuple[bool, bool], _State] = {}
     for leaf, elements in owned:
         facts = leaf.facts
         ways = state_ways(leaf, strategy, flat=stack.flat_state) if strategy.zero else 1
-        found = split if ways > 1 else whole
+        axes = ("cp", "edp" if leaf.expert else "dp")
+        found = states.setdefault((leaf.expert, ways > 1), _State(axes, ways > 1))
         weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
         found.weights += elements * weight_bytes
         if not facts.trained:
@@ -274,10 +284,10 @@ def _state(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack
         found.starts += 1.0
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
         found.moved += elements * (2 * weight_bytes + itemsize + 2 * kept) / ways
-    for found in (split, whole):
+    for found in states.values():
         if strategy.bucket_bytes and found.gradients:
             found.starts = math.ceil(found.gradients / strategy.bucket_bytes)
-    return split, whole
+    return list(states.values())
 
 
 def _gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:

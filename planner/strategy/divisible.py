@@ -7,6 +7,7 @@ from costmodel.graph import ModelGraph
 from planner.space.dims import sequence_dims
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import ParameterNode
+from planner.strategy.experts import expert_counts
 
 _MOST_NAMED = 6
 
@@ -34,6 +35,16 @@ def require_positions(graph: ModelGraph, field: str, size: int) -> None:
     if not any(n % size == 0 for n in lengths):
         message = f"{field}: {size} devices cannot share out {_listed(lengths)} positions in equal parts"
         raise InputError("MP181", message, "choose a degree that divides them, or pad the sequence")
+
+
+def require_experts(graph: ModelGraph, size: int) -> None:
+    """Raises InputError MP181 if a degree divides no number of experts of the model."""
+    counts = expert_counts(graph)
+    if not counts:
+        raise InputError("MP181", f"ep={size}: {graph.name} has no experts", "leave out ep")
+    if not any(count % size == 0 for count in counts):
+        message = f"ep={size}: {size} devices cannot share out {_listed(counts)} experts in equal parts"
+        raise InputError("MP181", message, "choose a degree that divides them")
 
 
 def sequence_lengths(graph: ModelGraph) -> frozenset[int]:

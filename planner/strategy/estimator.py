@@ -18,13 +18,13 @@ from planner.strategy.findings import degree_findings, held_in_estimate, overlap
 from planner.strategy.layer_table import LayerTable, MeasuredStage, Passes
 from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
-from planner.strategy.pricing import ClassTimes, class_times
+from planner.strategy.pricing import AXES, ClassTimes, class_times
 from planner.strategy.scheduled import stage_blocks
 from planner.strategy.stages import parts_of
 from planner.strategy.strategy import Strategy, microbatches_of
 from planner.strategy.work import Work
 
-_LinksKey = tuple[int, int, int, int, str]
+_LinksKey = tuple[int, int, int, int, int, str]
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class StrategyEstimator:
     layers: LayerTable | None = None
     _links: dict[_LinksKey, AxisLinks] = field(default_factory=dict)
     _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
-    _findings: dict[tuple[int, int, int, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
+    _findings: dict[tuple[int, int, int, int, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
 
     def microbatches(self, strategy: Strategy, global_batch: int) -> int:
         """Microbatches of a step on each replica.
@@ -64,7 +64,7 @@ class StrategyEstimator:
         return self.facts.get(kind.name) or Facts(kind)
 
     def links(self, strategy: Strategy) -> AxisLinks:
-        key = (strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order)
+        key = (strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep, strategy.rank_order)
         if key not in self._links:
             self._links[key] = strategy_links(self.cluster, strategy, self.stack)
         return self._links[key]
@@ -115,11 +115,12 @@ class StrategyEstimator:
         """
         sp = strategy.sp and strategy.tp > 1
         key = (
-            kind.name, slowdown, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.rank_order, sp, free,
-            strategy.attention, strategy.matmul_dtype, strategy.microbatch, strategy.remat, strategy.overlap_tensor,
+            kind.name, slowdown, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep, strategy.rank_order,
+            sp, free, strategy.attention, strategy.matmul_dtype, strategy.microbatch, strategy.remat,
+            strategy.overlap_tensor,
         )  # fmt: skip
         if key not in self._times:
-            axes = tuple(name for name in ("cp", "tp") if getattr(strategy, name) > 1)
+            axes = tuple(name for name in AXES if getattr(strategy, name) > 1)
             links = AxisLinks(dict.fromkeys(axes, NO_LINK), 1) if free else self.links(strategy)
             overlap = strategy.overlap_tensor and not free
             self._times[key] = class_times(
@@ -165,7 +166,7 @@ class StrategyEstimator:
 
     def findings(self, strategy: Strategy) -> tuple[Finding, ...]:
         """What the strategy asks for and does not get."""
-        key = (strategy.dp, strategy.tp, strategy.cp, strategy.zero, strategy.sp)
+        key = (strategy.dp, strategy.tp, strategy.cp, strategy.ep, strategy.zero, strategy.sp)
         if key not in self._findings:
             work = self.model.work(self.facts_of(self.kinds(strategy)[0]), strategy)
             held = held_in_estimate(work, strategy, self.stack)

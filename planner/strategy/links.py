@@ -17,7 +17,8 @@ _SMALL, _LARGE = 1e6, 1e9  # bytes through which a collective's line is drawn
 
 @dataclass(frozen=True)
 class AxisLinks:
-    """Links by axis name (``dp``, ``tp``, ``pp``, ``cp``), and how many nodes the strategy's devices stand in."""
+    """Links by axis name (``dp``, ``tp``, ``pp``, ``cp``; with experts shared out ``ep`` and ``edp`` too), and how many
+    nodes the strategy's devices stand in."""
 
     by_axis: dict[str, AxisLink]
     nodes: int
@@ -70,12 +71,27 @@ def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> AxisLi
         s = strategy
         message = f"dp={s.dp} x cp={s.cp} x tp={s.tp} x pp={s.pp} uses {s.devices} devices, the cluster has {have}"
         raise InputError("MP183", message, "lower a degree, or name a larger cluster")
-    return _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy), stack)
+    found = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy), stack)
+    if strategy.ep == 1:
+        return found
+    apart = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy, experts=True), stack)
+    return AxisLinks({**found.by_axis, **{name: apart.by_axis[name] for name in ("ep", "edp")}}, found.nodes)
 
 
-def _sizes(strategy: Strategy) -> tuple[tuple[str, int], ...]:
-    """Axes with their sizes, outermost first."""
-    return tuple((name, getattr(strategy, name)) for name in reversed(strategy.rank_order.split("-")))
+def _sizes(strategy: Strategy, *, experts: bool = False) -> tuple[tuple[str, int], ...]:
+    """Axes with their sizes, outermost first.
+
+    Args:
+        experts: whether data parallelism is two axes, of replicas of the experts (``edp``) and of devices that share
+            these out (``ep``), which lie next to each other.
+    """
+    sizes: list[tuple[str, int]] = []
+    for name in reversed(strategy.rank_order.split("-")):
+        if experts and name == "dp":
+            sizes += [("edp", strategy.dp // strategy.ep), ("ep", strategy.ep)]
+        else:
+            sizes.append((name, getattr(strategy, name)))
+    return tuple(sizes)
 
 
 def _links(

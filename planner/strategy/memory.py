@@ -107,7 +107,7 @@ def stage_memory(
         again = one.kept_bytes if strategy.remat == "full" else one.core_bytes if strategy.remat == "selective" else 0.0
         transient = max(transient, again + one.live_bytes)
     parts = strategy.tp if strategy.sp else 1
-    buffers = 4.0 * work.stream_bytes / strategy.cp / parts if strategy.pp > 1 else 0.0
+    buffers = 4.0 * work.stream_bytes / strategy.cp / strategy.ep / parts if strategy.pp > 1 else 0.0
     buffers += 2.0 * max(gathered.values(), default=0.0)
     used = parameters + gradients + optimizer + saved + transient + buffers
     return StageMemory(

@@ -69,11 +69,17 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         raise InputError("MP180", message, "wrap attention in jax.checkpoint, which plans respect")
     if strategy.interleave > 2:
         raise InputError("MP180", f"interleave={strategy.interleave}: plans know two parts a stage", "interleave=2")
-    named: tuple[tuple[int, Role], ...] = ((strategy.dp, "batch"), (strategy.cp, "context"), (strategy.tp, "model"))
+    named: tuple[tuple[int, Role], ...] = (
+        (strategy.dp // strategy.ep, "batch"),
+        (strategy.ep, "expert"),
+        (strategy.cp, "context"),
+        (strategy.tp, "model"),
+    )
     axes = tuple((size, role) for size, role in named if size > 1)
     if len(axes) > 2:
-        message = f"dp={strategy.dp}, cp={strategy.cp} and tp={strategy.tp}: a plan's stage has two axes at most"
-        raise InputError("MP180", message, "leave one of them at 1")
+        several = ", ".join(f"{role} {size}" for size, role in axes)
+        message = f"the strategy has {len(axes)} axes ({several}): a plan's stage has two at most"
+        raise InputError("MP180", message, "leave degrees at 1; ep equal to dp is one axis with it")
     mesh, roles = tuple(size for size, _ in axes), tuple(role for _, role in axes)
     sp, zero = strategy.sp, strategy.zero
 

@@ -13,7 +13,7 @@ from planner.strategy.links import AxisLinks
 from planner.strategy.strategy import RematPolicy
 from planner.strategy.work import ClassWork, Work
 
-AXES = ("cp", "tp")  # axes of the mesh that work is captured on, in order
+AXES = ("cp", "tp", "ep")  # axes of the mesh that work is captured on, in order
 
 
 @dataclass(frozen=True)

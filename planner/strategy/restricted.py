@@ -2,6 +2,7 @@
 
     batch      examples                        parameters whole, their state as ZeRO says
     context    positions of a sequence         the same
+    expert     examples, or experts            split by experts where they have them, else the same
     model      neither, but with `sp` positions of what is shaped as the stream that layers hand on, which otherwise
                is whole; every matrix is split: by the published table of `planner.search.baselines.SPLITS`, else by
                whichever dim is fastest
@@ -24,10 +25,11 @@ from planner.space.model_space import ModelSpace
 from planner.space.nodes import AnyNode, BatchNode, GroupNode, ParameterNode, PortNode
 from planner.space.parameters import Storage
 from planner.space.setting import Setting
-from planner.strategy.divisible import require_matrices, require_positions
+from planner.strategy.divisible import require_experts, require_matrices, require_positions
+from planner.strategy.experts import expert_dims
 from planner.strategy.layers import streams
 
-Role = Literal["batch", "context", "model"]
+Role = Literal["batch", "context", "expert", "model"]
 _MANY = 64  # microbatches: what can be done once a step is
 _BUDGET = SearchBudget(relative_gap=0.05, prove=False, mip_nodes=50)
 
@@ -75,12 +77,15 @@ def _require_use(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool) -> Non
                 require_positions(space.graph, f"sp=on with tp={size}", size)
         elif role == "context":
             require_positions(space.graph, f"cp={size}", size)
+        elif role == "expert":
+            require_experts(space.graph, size)
 
 
 class _Allowed:
     def __init__(self, space: ModelSpace, roles: tuple[Role, ...], sp: bool, zero: int):
         self.space, self.roles, self.sp, self.zero = space, roles, sp, zero
         self.batch, self.sequence = batch_dims(space.graph), sequence_dims(space.graph)
+        self.experts = expert_dims(space.graph) if "expert" in roles else {}
         self.streams = streams(space.graph)
         self.stream_shapes = {
             space.graph.classes[key].tensors[name].shape for key, names in self.streams.items() for name in names
@@ -106,16 +111,22 @@ class _Allowed:
             return conform == conform.max()  # where dims do not divide, on as many axes as they do
         if isinstance(node, BatchNode) and len(node.options) > 1:
             wanted = [
-                all((c >= 0) == (r == "batch") for c, r in zip(spec, self.roles, strict=True)) for spec in node.options
+                all((c >= 0) == (r in ("batch", "expert")) for c, r in zip(spec, self.roles, strict=True))
+                for spec in node.options
             ]
             return np.array(wanted)
         return np.ones(len(node.options), dtype=bool)
 
     def _group_spec(self, key: str, name: str, spec: Spec, parameter: bool) -> bool:
         batch, sequence = self.batch[key].get(name, frozenset()), self.sequence[key].get(name, frozenset())
+        experts = self.experts.get(key, {}).get(name, frozenset())
         for code, role in zip(spec, self.roles, strict=True):
+            if role == "expert" and parameter and experts and code not in experts:
+                return False
             if code < 0:
                 continue
+            if role == "expert" and code not in experts and (parameter or code not in batch):
+                return False
             if role == "batch" and (parameter or code not in batch):
                 return False
             if role == "context" and (parameter or code not in sequence):
@@ -144,8 +155,12 @@ class _Allowed:
         """On how many axes a parameter is stored as their roles ask."""
         conform = 0
         matrix = len(node.tensor.shape) > 1
+        experts = frozenset().union(*(self.experts.get(key, {}).get(name, ()) for key, name in node.places))
         codes = zip(storage.value, storage.gradient, storage.optimizer, self.roles, strict=True)
         for axis, (code, gradient, optimizer, role) in enumerate(codes):
+            if role == "expert" and experts:
+                conform += code in experts and code == gradient == optimizer
+                continue
             if role != "model":
                 split = tuple(c != REPLICATED for c in (optimizer, gradient, code))
                 conform += split == tuple(self.zero >= stage for stage in (1, 2, 3))

@@ -26,7 +26,7 @@ class Strategy:
 
     Attributes:
         dp, tp, pp, cp: degrees of data, tensor, pipeline and context parallelism; they multiply to the devices used.
-        ep: of expert parallelism; only 1 is estimated.
+        ep: of expert parallelism: so many of the data-parallel devices, next to each other, share out the experts.
         microbatch: examples of one microbatch on one data-parallel replica.
         schedule: of the pipeline; with ``interleave`` above 1 each stage has so many parts of the model.
         remat: ``selective`` recomputes attention's scores and what follows from them, ``full`` whole layers.
@@ -196,9 +196,9 @@ def check_strategy(strategy: Strategy) -> Strategy:
         raise InputError("MP180", message, "interleave=2 for two parts a stage, with pp above 1; or schedule=1f1b")
     if strategy.partition is not None and strategy.pp == 1:
         raise InputError("MP180", "partition with pp=1: there is one stage", "leave it out, or raise pp")
-    if strategy.ep > 1:
-        message = f"ep={strategy.ep}: estimates do not know expert parallelism"
-        raise InputError("MP180", message, "`meshplan plan` searches it; for an estimate leave ep at 1")
+    if strategy.dp % strategy.ep:
+        message = f"ep={strategy.ep} does not divide dp={strategy.dp}, whose devices share out the experts"
+        raise InputError("MP180", message, "choose an ep that divides dp")
     if sorted(strategy.rank_order.split("-")) != ["cp", "dp", "pp", "tp"]:
         message = f"rank_order={strategy.rank_order!r}"
         raise InputError("MP180", message, "name each of tp, cp, dp and pp once, innermost first: tp-cp-dp-pp")

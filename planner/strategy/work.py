@@ -1,6 +1,6 @@
 """What a model does on the devices of one replica of one stage, as amounts that no constant of a device has touched.
 
-A decision of the planner's space on the mesh (context, tensor) becomes kernels, collectives and bytes by block class.
+A decision of the planner's space on the mesh (context, tensor, expert) becomes kernels, collectives and bytes by class.
 All of them grow with the microbatch as ``a + b * microbatch``, so that two captures give every size; only the shapes of
 the kernels make time curve, and those are kept. (A lookup that takes more rows than its table has grows no more: below
 that its bytes are overstated by at most the table's.)
@@ -79,6 +79,7 @@ class Leaf:
     Attributes:
         elements: that one block of a reading class needs; shape: of these, on one device.
         tensor_dim: dim that tensor parallelism splits, if any.
+        expert: whether expert parallelism splits it.
         layered: whether every block reads an item of its own.
         readers: positions of blocks.
     """
@@ -87,19 +88,24 @@ class Leaf:
     elements: float
     shape: tuple[int, ...]
     tensor_dim: int | None
+    expert: bool
     layered: bool
     readers: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Work:
-    """All classes of a model at one microbatch size, its leaves, and the order of its blocks."""
+    """All classes of a model at one microbatch size, its leaves, and the order of its blocks.
+
+    Attributes:
+        microbatch: examples of all devices of expert parallelism together.
+    """
 
     microbatch: int
     classes: Mapping[str, ClassWork]
     leaves: tuple[Leaf, ...]
     order: tuple[str, ...]
-    stream_bytes: float  # of what crosses from layer to layer, whole on one replica
+    stream_bytes: float  # of what crosses from layer to layer, of so many examples, whole
 
 
 def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtype: str | None = None) -> Work:
@@ -266,17 +272,18 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
             readers[source.value].add(at)
     for name, node in decision.parameter_nodes.items():
         storage = decision.storage[name]
-        shape, tensor_dim = list(node.tensor.shape), None
-        for code, size in zip(storage.value, space.mesh, strict=True):
-            if code >= 0:  # parameters are whole for axes of the context
-                shape[code] //= size
-                tensor_dim = code
+        shape, dims = list(node.tensor.shape), dict[str, int]()
+        for axis, code in enumerate(storage.value):
+            if code >= 0:
+                shape[code] //= space.mesh[axis]
+                dims[space.pricing.axis_names[axis]] = code
         found.append(
             Leaf(
                 facts=space.graph.params[name],
                 elements=float(math.prod(shape)),
                 shape=tuple(shape),
-                tensor_dim=tensor_dim,
+                tensor_dim=dims.get("model"),
+                expert="expert" in dims,
                 layered=node.count > len(node.names),
                 readers=frozenset(readers[name]),
             )

@@ -1,5 +1,5 @@
 """Over how many devices ZeRO splits the state of a parameter: those of data parallelism and of context parallelism,
-which all hold the same values.
+which all hold the same values. An expert's parameters lie on as many fewer devices as share out the experts.
 
 A framework that keeps state in one flat array splits all of it. The planner's own programs split each parameter along
 dims that the degrees divide; what has no such dim stays whole, its gradient is reduced like that of data parallelism.
@@ -15,10 +15,11 @@ def state_ways(leaf: Leaf, strategy: Strategy, *, flat: bool) -> int:
     Args:
         flat: whether the stack splits state as one array (`costmodel.stack.Stack.flat_state`).
     """
+    dp = strategy.dp // strategy.ep if leaf.expert else strategy.dp
     if flat:
-        return strategy.dp * strategy.cp
+        return dp * strategy.cp
     left, ways = list(leaf.shape), 1
-    for size in (strategy.dp, strategy.cp):
+    for size in (dp, strategy.cp):
         dim = next((d for d, n in enumerate(left) if n % size == 0), None)
         if dim is not None:
             left[dim] //= size
