@@ -46,7 +46,7 @@ def test_short_names_of_frameworks_are_understood() -> None:
         ("remat=some", "remat='some'"),
         ("sp=maybe", "sp=maybe"),
         ("interleave=2", "pp=1"),
-        ("dp=4,ep=2", "expert parallelism"),
+        ("dp=4,ep=3", "ep=3 does not divide dp=4"),
         ("pp=2,partition=3", "names 1 parts"),
         ("pp=2,partition=3+x", "partition=3+x"),
         ("rank_order=tp-dp-pp", "rank_order"),
