@@ -4,15 +4,18 @@ of how far from the best possible they can be.
     1. every fixed schedule that fits the caps, and list schedules under some thirty policies (`portfolio`),
     2. the best policy improved stage by stage, the best words by swaps on critical paths (`local_search`),
     3. for many microbatches: the same for few, extended by repeating its steady state (`extend`),
-    4. an exact solver, if one is given, where it is small.
+    4. an exact solver, if one is given, where it is small,
+    5. all this again for tighter caps, whose schedules fit too: with more memory no schedule need be slower, but what
+       steps 1 to 4 find now and then is. Caps go down by the least change of memory there is, until their bound is no
+       better than what is known, or LEVEL_ACTIONS actions have been scheduled.
 
 Each step is skipped once a bound is reached. Limits count actions, not time: the same input gives the same schedule.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from math import inf
+from math import ceil, floor, inf
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import ActorActions, Schedule, require_positive
@@ -27,6 +30,7 @@ _PORTFOLIO_ACTIONS = 1_500_000
 _POLICY_ACTIONS = 500_000
 _SWAP_ACTIONS = 500_000
 _EXTENDED_ACTIONS = 5_000
+LEVEL_ACTIONS = 6_000
 _SWAP_STARTS = 3
 
 Words = tuple[Word, ...]
@@ -95,15 +99,19 @@ def synthesize(
     steps_s = (0.0,) * costs.stages if optimizer_s is None else tuple(map(float, optimizer_s))
     _check(costs, steps_s, global_norm_s)
     joined = joined and not post_validation
+    costs = replace(costs, memory_cap=tuple(_usable(cap, costs) for cap in costs.memory_cap))
     goal = goal_of(costs, microbatches, steps_s, barrier=joined, spans_first=post_validation)
-    method, words = _search(costs, microbatches, goal)
-    times, bound_s = _timed(costs, words), goal.bound_s
-    if solver is not None and not goal.reached(goal.key(times.last_end_s)):
-        found, proven_s = solver(costs, microbatches, words, times, goal)
-        bound_s = max(bound_s, proven_s)
-        found_times = _timed(costs, found)
-        if better(goal.key(found_times.last_end_s), goal.key(times.last_end_s)):
-            method, words, times = "exact", found, found_times
+    method, words, times, bound_s = _best(costs, microbatches, goal, solver)
+    for tighter in islice(
+        _tighter(costs, microbatches), LEVEL_ACTIONS // (costs.letters * costs.stages * microbatches)
+    ):
+        key = goal.key(times.last_end_s)
+        within = goal_of(tighter, microbatches, steps_s, barrier=joined, spans_first=post_validation)
+        if goal.reached(key) or not better((within.bound_s, within.tie_bound_s), key):
+            break
+        found = _best(tighter, microbatches, within, solver)
+        if better(goal.key(found[2].last_end_s), key):
+            method, words, times = found[:3]
     first_s, second_s = goal.key(times.last_end_s)
     bound_s = min(bound_s, first_s)
     added_s = global_norm_s if joined else 0.0
@@ -118,6 +126,40 @@ def synthesize(
         gap=value_s / bound_s - 1.0 if bound_s > 0.0 else 0.0,
         method=method,
     )
+
+
+def _best(costs: StraightCosts, m: int, goal: Goal, solver: Solver | None) -> tuple[str, Words, WordTimes, float]:
+    """Steps 1 to 4: method, words, their times, and a proven bound of the first criterion."""
+    method, words = _search(costs, m, goal)
+    times, bound_s = _timed(costs, words), goal.bound_s
+    if solver is not None and not goal.reached(goal.key(times.last_end_s)):
+        found, proven_s = solver(costs, m, words, times, goal)
+        bound_s = max(bound_s, proven_s)
+        found_times = _timed(costs, found)
+        if better(goal.key(found_times.last_end_s), goal.key(times.last_end_s)):
+            method, words, times = "exact", found, found_times
+    return method, words, times, bound_s
+
+
+def _grain(costs: StraightCosts) -> float:
+    """The step in which caps matter: the largest of 1 and 1/2 that divides all changes of memory, 1/2 if none does."""
+    return 1.0 if all(delta == int(delta) for delta in costs.memory_delta) else 0.5
+
+
+def _usable(cap: float, costs: StraightCosts) -> float:
+    """What of a cap can be used, where all changes of memory are multiples of the grain."""
+    grain = _grain(costs)
+    whole = all(abs(delta / grain - round(delta / grain)) <= ROUNDING for delta in costs.memory_delta)
+    return floor(cap / grain + ROUNDING) * grain if whole and cap < inf else cap
+
+
+def _tighter(costs: StraightCosts, m: int) -> Iterator[StraightCosts]:
+    """The same stages with lower and lower caps, each a multiple of the grain or the stage's own."""
+    grain, caps = _grain(costs), costs.memory_cap
+    level = ceil(min(max(caps), m * costs.least_cap) / grain - ROUNDING) - 1
+    while level * grain >= costs.least_cap:
+        yield replace(costs, memory_cap=tuple(min(cap, level * grain) for cap in caps))
+        level -= 1
 
 
 @dataclass(slots=True)

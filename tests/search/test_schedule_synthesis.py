@@ -11,6 +11,8 @@ from costmodel.schedule.straight import StraightCosts, time_words
 from planner.search import schedule_synthesis
 from tests.words import every_word
 
+HALVES = (1, -0.5, -0.5)
+
 
 @pytest.mark.parametrize(("p", "m", "cases"), [(1, 4, 4), (2, 3, 14), (3, 2, 14), (2, 4, 2), (4, 1, 4)])
 @pytest.mark.parametrize("post_validation", [False, True])
@@ -38,6 +40,36 @@ def test_optimal_wherever_all_schedules_can_be_enumerated(p, m, cases, post_vali
         assert found_s == pytest.approx(best_s, rel=1e-9), (given, made.method)
         assert made.lower_bound_s <= best_s * (1 + 1e-9)
         assert made.gap <= 1e-5
+
+
+def test_more_memory_is_never_slower():
+    """Of forty random pipelines those in which single searches were slower with more memory."""
+    rng = random.Random(1)
+    for case in range(40):
+        p, m = rng.randint(2, 8), rng.choice([4, 8, 16, 32])
+        given = {
+            name: [rng.uniform(low, high) for _ in range(p)]
+            for name, low, high in (("forward_s", 1, 4), ("backward_s", 1, 4), ("weight_s", 0.5, 3))
+        }
+        given |= {"microbatches": m, "send_s": rng.uniform(0, 2), "memory_delta": rng.choice([(1, 0, -1), HALVES])}
+        caps = {18: (4, 4.5), 23: (8, 8.5, 10, 11, 12), 36: (7.5, 8), 39: (7, 7.5, 11.5, 12, 13)}.get(case, ())
+        times_s = [planner.synthesize_schedule(**given, memory_cap=cap).makespan_s for cap in caps]
+        assert times_s == sorted(times_s, reverse=True), case
+
+
+def test_caps_between_two_multiples_of_what_memory_changes_by_are_the_lower_one():
+    given = {
+        "forward_s": [1.3, 1.1, 1.7],
+        "backward_s": [1.2, 2.1, 1.9],
+        "weight_s": [0.7, 1.4, 0.4],
+        "microbatches": 9,
+    }
+    for delta, caps in (((1, 0, -1), (3, 3.7)), (HALVES, (2.5, 2.9))):
+        low, high = (planner.synthesize_schedule(**given, memory_cap=cap, memory_delta=delta) for cap in caps)
+        assert low == high
+    thirds = {"memory_delta": (1, -1 / 3, -2 / 3)}  # 1 and 2/3 fit into 1.7
+    low, high = (planner.synthesize_schedule(**given, **thirds, memory_cap=cap) for cap in (1.5, 1.7))
+    assert high.makespan_s < low.makespan_s
 
 
 def test_the_exact_solver_is_deterministic():
