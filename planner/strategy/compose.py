@@ -198,8 +198,8 @@ def _stage_time(
     forward = sum(n * times[key].forward_s for key, n in blocks.classes.items())
     backward = sum(n * times[key].backward_s for key, n in blocks.classes.items())
     comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.classes.items())
-    if measured is not None:  # what collectives take of it is not told apart
-        forward, backward, comm = measured.forward_s, measured.backward_s, 0.0
+    if measured is not None:  # what collectives take of what was measured is not told apart
+        forward, backward, comm = measured.forward_s, measured.backward_s, sum(measured.modelled_s)
     states = _states(held(work.leaves, blocks), strategy, stack)
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown

@@ -92,6 +92,7 @@ def _times(
         for phase, busy in (("forward", forward), ("backward", backward + again)):
             left = max(0.0, comm[phase] - stack.tensor_overlap * busy) / comm[phase] if comm[phase] else 0.0
             comm[phase] *= left
-        shrink = sum(comm.values()) / sum(by_axis.values()) if by_axis else 0.0
+        took = sum(by_axis.values())
+        shrink = sum(comm.values()) / took if took else 0.0
         by_axis = {name: took * shrink for name, took in by_axis.items()}
     return ClassTimes(forward + comm["forward"], backward + again + comm["backward"], weight, by_axis)
