@@ -33,6 +33,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             dtype; the rest of the state in `optimizer_bytes`); None for what the model itself keeps.
         reserve_bytes: memory that programs cannot use; None for the device kind's own.
         fragmentation: memory that the allocator holds, over what is in use.
+        pooled: whether what one class of blocks frees serves no other class: an allocator that keeps freed memory in
+            pieces, which layers cut too small for a head's scores. Else the fullest moment of all counts.
         flat_state: whether ZeRO splits all state of a stage as one array, as frameworks do; else each parameter along a
             dim that its degree divides, and one that has none stays whole.
         fitted_on: the measurements behind the constants; '' for assumed ones.
@@ -61,6 +63,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     optimizer_bytes: float | None = None
     reserve_bytes: int | None = None
     fragmentation: float = 1.0
+    pooled: bool = False
     flat_state: bool = True
     fitted_on: str = ""
     error: float = 0.2

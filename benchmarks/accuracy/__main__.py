@@ -26,6 +26,7 @@ from benchmarks.accuracy.memory import memory_report, with_memory
 from benchmarks.accuracy.predict import Predictor
 from benchmarks.accuracy.scores import Scores, score
 from benchmarks.accuracy.spec import GROUPS, Group, groups
+from benchmarks.accuracy.unseen import LIKE, unseen_report, unseen_stack
 from costmodel.device_kind import DeviceKind
 from costmodel.stack import Stack
 from profiles.calibrate import half_width
@@ -114,6 +115,7 @@ def main() -> int:
     if not given.uncalibrated:
         print(bars(found, shipped=not given.cross_validate))
     print(memory_report(given.folder, predictor))
+    print(unseen_report(given.folder, predictor, {}, shipped_stacks()[LIKE]))
     return 0
 
 
@@ -198,12 +200,14 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
     """Fits every group to all of its rows; error bars come from rows that a fit to half of them did not see."""
     stacks: dict[str, Stack] = {}
     fitted: list[FittedKinds] = []
+    every_kind: dict[str, DeviceKind] = {}
     for group in GROUPS:
         cases = group.cases(folder)
         held = cross_validated(group, cases, predictor, 1, evaluations)
         records = group.stack_records()
         found = fit(cases, group.free, records, predictor, evaluations=evaluations)
         kinds, own = bind(found.values, fitted_kinds(group), records)
+        every_kind |= kinds
         every = [math.log(t / (c.measured_s or math.nan)) for c, t in held]
         for name, stack in own.items():
             errors = [math.log(t / (c.measured_s or math.nan)) for c, t in held if c.stack in (name, EPOCHS.get(name))]
@@ -222,6 +226,8 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
             on = "; ".join(name for name in group.stacks if name in ran)
             fitted.append(FittedKinds(kinds=alike, fitted_on=on, **shares))
     stacks = with_memory(stacks, folder, predictor)
+    unseen = unseen_stack(folder, predictor, every_kind, stacks[LIKE])
+    stacks |= {unseen.name: unseen} if unseen is not None else {}
     write_constants(target, Constants(stacks=tuple(stacks.values()), fitted=tuple(fitted)))
     print(f"wrote {target}: {len(stacks)} stacks, {len(fitted)} kinds")
 

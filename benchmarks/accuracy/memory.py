@@ -11,7 +11,6 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.fit import EPOCHS
 from benchmarks.accuracy.predict import Predictor
 from benchmarks.accuracy.spec import STATE
-from benchmarks.accuracy.tables.fsdp import torchtitan
 from benchmarks.accuracy.tables.megatron_a100 import bloom
 from costmodel.stack import Stack
 from profiles.constants import shipped_stacks
@@ -19,10 +18,9 @@ from profiles.constants import shipped_stacks
 
 def memory_cases(folder: Path) -> Iterator[Case]:
     """Cases whose memory was measured, or that are known to have fitted or not."""
-    for source in (bloom, torchtitan):
-        for case in source(folder):
-            if case.memory_bytes or case.fits is not None:
-                yield case
+    for case in bloom(folder):
+        if case.memory_bytes or case.fits is not None:
+            yield case
 
 
 MEASURED = ("jeanzay",)
@@ -47,7 +45,7 @@ def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor)
             out[source] = msgspec.structs.replace(own[source], reserve_bytes=kept)
     for epoch, base in EPOCHS.items():
         if epoch in out and base in out:
-            fields = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "reserve_bytes")
+            fields = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "reserve_bytes", "pooled")
             out[epoch] = msgspec.structs.replace(out[epoch], **{name: getattr(out[base], name) for name in fields})
     return out
 

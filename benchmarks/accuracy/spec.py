@@ -8,6 +8,7 @@ known for; their spreads are what we would be surprised to see exceeded.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.fit import Free
@@ -63,10 +64,11 @@ def _free(owner: str, *parts: dict[str, Row]) -> Free:
 A100, H100, T4, V100, TPU = "A100-SXM4-80GB", "H100-SXM5-80GB", "T4", "V100-SXM2-16GB", "TPU-v6e"
 
 
-MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0}
-"""Mixed precision as Megatron and DeepSpeed keep it: weights in 16 bits, float32 master weights and Adam's moments."""
+MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0, "pooled": True}
+"""Mixed precision as Megatron and DeepSpeed keep it: weights in 16 bits, float32 master weights and Adam's moments; in
+PyTorch's caching allocator."""
 
-STATE: dict[str, dict[str, float]] = {
+STATE: dict[str, dict[str, Any]] = {
     "jeanzay": MIXED,
     "vtrain": MIXED,
     "selene": MIXED,
@@ -76,6 +78,8 @@ STATE: dict[str, dict[str, float]] = {
     "amp-t4": MIXED,
     "amp-mixed": MIXED,
     "jeanzay-before-numa": MIXED,
+    "llm-foundry": {"pooled": True},
+    "torchtitan": {**MIXED, "gradient_bytes": 4.0, "optimizer_bytes": 10.0},
 }
 
 

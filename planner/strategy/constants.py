@@ -42,7 +42,7 @@ def constant_value(key: str, value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    if key == "flat_state":
+    if key in ("flat_state", "pooled"):
         return on_or_off(key, value)
     try:
         return int(value) if key == "reserve_bytes" else float(value)

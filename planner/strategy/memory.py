@@ -100,12 +100,14 @@ def stage_memory(
         gradients += elements * _gradient_bytes(facts, strategy, stack) / (ways if strategy.zero >= 2 else 1)
         kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
         optimizer += elements * kept / (ways if strategy.zero >= 1 else 1)
-    saved = transient = 0.0
+    saved = 0.0
+    peaks = [0.0]
     for key, count in blocks.classes.items():
         one = work.classes[key]
         saved += count * flying * kept_bytes(one, strategy)
         again = one.kept_bytes if strategy.remat == "full" else one.core_bytes if strategy.remat == "selective" else 0.0
-        transient = max(transient, again + one.live_bytes)
+        peaks.append(again + one.live_bytes)
+    transient = sum(peaks) if stack.pooled else max(peaks)
     parts = strategy.tp if strategy.sp else 1
     buffers = 4.0 * work.stream_bytes / strategy.cp / strategy.ep / parts if strategy.pp > 1 else 0.0
     buffers += 2.0 * max(gathered.values(), default=0.0)

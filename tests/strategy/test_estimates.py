@@ -341,3 +341,14 @@ def test_odd_degrees_are_estimated(tp: int) -> None:
     odd = planner.estimate(task, cluster(1), f"tp={tp},microbatch=1", global_batch=4)
     one = planner.estimate(task, cluster(1), "microbatch=1", global_batch=4)
     assert odd.memory.peak_bytes < one.memory.peak_bytes
+
+
+def test_an_allocator_in_pools_holds_every_class_s_fullest_moment() -> None:
+    """What the layers free does not serve the head: their peaks add up, each with what is computed again for it."""
+    text = "dp=8,microbatch=2,remat=full"
+    alone, pooled = (estimator()(f"{text}{more}", 64).memory[0] for more in ("", ",pooled=on"))
+    work = next(w for (_, size), w in estimator()._captured._work.items() if size == 2)
+    peaks = [one.kept_bytes + one.live_bytes for one in work.classes.values()]
+    assert len(peaks) == 3 and min(peaks) > 0
+    assert alone.transient_bytes == pytest.approx(max(peaks)) and pooled.transient_bytes == pytest.approx(sum(peaks))
+    assert replace(pooled, transient_bytes=alone.transient_bytes) == alone
