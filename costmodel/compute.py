@@ -38,6 +38,17 @@ def peak_flops_per_s(dtype: str, kind: DeviceKind, *, is_matmul: bool) -> Figure
     return Figure(peaks["float32"], "assumed")
 
 
+def utilisation_peak(dtype: str, kind: DeviceKind, rated: DeviceKind) -> float:
+    """FLOP/s that utilisation (MFU) is a share of: the kind's own peak of matrix products or, where a profile measured
+    more (a kind whose peak is a guess), what it reached.
+
+    Args:
+        kind: as the cluster has it; rated: with a profile's rates in place of its own.
+    """
+    reached = peak_flops_per_s(dtype, rated, is_matmul=True).value * rated.matmul_efficiency
+    return max(peak_flops_per_s(dtype, kind, is_matmul=True).value, reached)
+
+
 def matmul_peak_key(dtype: str, kind: DeviceKind) -> str:
     """The key of `DeviceKind.peak_flops_per_s` that bounds matrix products of a dtype on this kind."""
     if dtype in ("float32", "complex64"):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from costmodel.cluster import Cluster
-from costmodel.compute import peak_flops_per_s
+from costmodel.compute import utilisation_peak
 from costmodel.graph import ModelGraph, Parameter, Tensor, matmul_flops
 from costmodel.kernels import op_dtype
 from costmodel.schedule.actions import Actor, format_actions
@@ -315,8 +315,11 @@ def _prediction(score: Score, tokens_per_example: int | None, provenance: Mappin
     step_s, parts = score.time_s, breakdown(score)
     examples = layout.graph.microbatch * layout.microbatches
     flops = layout.graph.step_flops * layout.microbatches
-    devices = {d.id: d for stage in layout.stages for g in stage.groups for d in g.devices}.values()
-    peak = sum(_peak(layout, d.kind) for d in devices)
+    groups = [g for stage in layout.stages for g in stage.groups]
+    devices = {d.id: d for g in groups for d in g.devices}.values()
+    rated = {d.kind.name: g.decision.space.pricing.kind for g in groups for d in g.devices}
+    dtype = main_dtype(layout.graph)
+    peak = sum(utilisation_peak(dtype, d.kind, rated[d.kind.name]) for d in devices)
     price = sum(layout.cluster.group(d.group).price_per_device_hour or 0.0 for d in devices)
     return Prediction(
         step_time_s=step_s,
@@ -343,10 +346,6 @@ def main_dtype(graph: ModelGraph) -> str:
             for dtype, flops in matmul_flops(op, op_dtype(op, cls.tensors)).items():
                 work[dtype] = work.get(dtype, 0.0) + flops
     return max(sorted(work), key=lambda d: work[d]) if work else "float32"
-
-
-def _peak(layout: Layout, kind: object) -> float:
-    return peak_flops_per_s(main_dtype(layout.graph), kind, is_matmul=True).value  # type: ignore[arg-type]
 
 
 __all__ = ["PARTIAL", "Tensor", "assemble_plan", "cluster_record", "main_dtype", "model_record"]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from costmodel.cluster import Cluster
-from costmodel.compute import peak_flops_per_s, roofline_provenance
+from costmodel.compute import roofline_provenance, utilisation_peak
 from costmodel.documents import convert
 from costmodel.errors import InputError
 from costmodel.provenance import Provenance, weakest
@@ -199,7 +199,9 @@ class Estimator:
         self, strategy: Strategy, batch: int, estimator: StrategyEstimator, step: StepTime, memory: MemoryEstimate
     ) -> Estimate:
         dtype, devices = self._captured.main_dtype, Counter(d.group for d in self._target.devices[: strategy.devices])
-        rates = {g.name: peak_flops_per_s(dtype, g.device, is_matmul=True).value for g in self._target.groups}
+        rates = {
+            g.name: utilisation_peak(dtype, g.device, estimator.facts_of(g.device).kind) for g in self._target.groups
+        }
         peak = sum(count * rates[name] for name, count in devices.items())
         stack, time_s = estimator.stack, step.step_s
         tokens = self._task.tokens_per_example

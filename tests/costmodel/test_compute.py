@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.compute import op_time_s, peak_flops_per_s, roofline_provenance
+from costmodel.compute import op_time_s, peak_flops_per_s, roofline_provenance, utilisation_peak
 from costmodel.device_kind import DeviceKind
 
 PEAKS = {"float64": 5e12, "float32": 10e12, "tfloat32": 40e12, "bfloat16": 80e12, "float8": 160e12}
@@ -88,3 +88,10 @@ def test_time_grows_with_work_and_never_beats_the_peak(flops, traffic, more, mat
     assert time <= op_time_s(flops * more, traffic * more, "bfloat16", kind(), is_matmul=matmul)
     assert time >= flops / 80e12
     assert time >= traffic / 1e12
+
+
+def test_utilisation_is_a_share_of_the_peak_or_of_what_was_reached_above_it():
+    own = kind({"float32": 50e12})
+    assert utilisation_peak("float32", own, own) == 50e12
+    assert utilisation_peak("float32", own, kind({"float32": 400e12})) == 200e12
+    assert utilisation_peak("float32", own, kind({"float32": 80e12})) == 50e12
