@@ -25,7 +25,7 @@ from planner.strategy.layer_table import MeasuredStage
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
 from planner.strategy.scheduled import has_formula, homes, pipeline_s, stage_blocks
-from planner.strategy.stages import held
+from planner.strategy.stages import cut_bytes, held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import Leaf, Work
 from planner.strategy.zero import state_ways
@@ -87,7 +87,7 @@ def step_time(
         measured: of each stage, where its layers were: in place of `times`.
     """
     stages = stage_blocks(parts, strategy)
-    send_s = _send_s(work, links, strategy)
+    send_s = _send_s(cut_bytes(work, parts), links, strategy)
     m = microbatches
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
@@ -168,12 +168,13 @@ def _simulated_s(
     return pipeline_s(strategy, microbatches, forward, backward, weight, send_s)
 
 
-def _send_s(work: Work, links: AxisLinks, strategy: Strategy) -> float:
-    """One activation (or gradient) from a device of a stage to its peer of the next."""
+def _send_s(size_bytes: float, links: AxisLinks, strategy: Strategy) -> float:
+    """A microbatch's activations (or their cotangents), `size_bytes` whole, from a device of a stage to its peer of the
+    next."""
     if strategy.pp == 1:
         return 0.0
     link = links.by_axis["pp"]
-    size = work.stream_bytes / strategy.cp / strategy.ep
+    size = size_bytes / strategy.cp / strategy.ep
     joined_s = 0.0
     if strategy.scatter_gather and not strategy.sp:  # the parts are put together again
         joined_s = links.seconds("all_gather", "tp", size)

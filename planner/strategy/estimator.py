@@ -20,7 +20,7 @@ from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
 from planner.strategy.pricing import AXES, ClassTimes, class_times
 from planner.strategy.scheduled import stage_blocks
-from planner.strategy.stages import parts_of
+from planner.strategy.stages import cut_bytes, parts_of
 from planner.strategy.strategy import Strategy, microbatches_of
 from planner.strategy.work import Work
 
@@ -192,8 +192,8 @@ class StrategyEstimator:
         limits = [min(kind.memory_bytes for kind, _ in used) for used in self._used(strategy)]
         work = self.model.work(self.facts_of(kinds[0]), strategy)
         parts = parts_of(work, strategy)
-        flying = microbatches_held(work, parts, strategy, count)
+        flying, crossing = microbatches_held(work, parts, strategy, count), cut_bytes(work, parts)
         return tuple(
-            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s])
+            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s], crossing)
             for s, blocks in enumerate(stage_blocks(parts, strategy))
         )

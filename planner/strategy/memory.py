@@ -82,8 +82,10 @@ def stage_memory(
     stack: Stack,
     flying: float,
     limit_bytes: int,
+    crossing_bytes: float,
 ) -> StageMemory:
-    """Bytes of one stage that holds `flying` microbatches of its blocks."""
+    """Bytes of one stage that holds `flying` microbatches of its blocks, of which one is `crossing_bytes` where it goes
+    from stage to stage."""
     parameters = gradients = optimizer = 0.0
     gathered: dict[int, float] = {}  # for one block
     for leaf, elements in held(work.leaves, blocks):
@@ -109,7 +111,7 @@ def stage_memory(
         peaks.append(again + one.live_bytes)
     transient = sum(peaks) if stack.pooled else max(peaks)
     parts = strategy.tp if strategy.sp else 1
-    buffers = 4.0 * work.stream_bytes / strategy.cp / strategy.ep / parts if strategy.pp > 1 else 0.0
+    buffers = 4.0 * crossing_bytes / strategy.cp / strategy.ep / parts
     buffers += 2.0 * max(gathered.values(), default=0.0)
     used = parameters + gradients + optimizer + saved + transient + buffers
     return StageMemory(

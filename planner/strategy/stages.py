@@ -1,5 +1,7 @@
 """Which blocks each stage of a strategy runs, and which parameters its devices hold."""
 
+from collections.abc import Sequence
+
 from costmodel.errors import InputError
 from planner.strategy.blocks import Blocks
 from planner.strategy.scheduled import parts_count
@@ -68,6 +70,15 @@ def equal_parts(layers: int, count: int) -> tuple[int, ...]:
     order = sorted(range(count), key=lambda i: (abs(i - (count - 1) / 2), i))
     more = set(order[:left])
     return tuple(base + (i in more) for i in range(count))
+
+
+def cut_bytes(work: Work, parts: Sequence[Blocks]) -> float:
+    """Bytes of one microbatch, whole, that cross the busiest cut between parts one way: half of what goes forward and
+    comes back there."""
+    if len(parts) == 1:
+        return 0.0
+    cuts = [min(part.positions, default=len(work.order)) for part in parts[1:]]
+    return max(float(work.border_bytes[cut - 1].mean()) for cut in cuts if 0 < cut < len(work.order))
 
 
 def held(leaves: tuple[Leaf, ...], blocks: Blocks) -> list[tuple[Leaf, float]]:

@@ -18,11 +18,12 @@ from costmodel.compute import peak_flops_per_s
 from costmodel.graph import BlockClass, Parameter
 from costmodel.kernels import Kernel, KernelTable, is_matmul, op_dtype
 from costmodel.sharding import result_spec, split_factor
+from planner.search.layout import crossing_bytes, crossing_values
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import Core, attention_cores
-from planner.strategy.layers import layer_classes, streams
+from planner.strategy.layers import layer_classes
 from planner.strategy.strategy import Attention
 
 Floats = NDArray[np.float64]
@@ -99,13 +100,15 @@ class Work:
 
     Attributes:
         microbatch: examples of all devices of expert parallelism together.
+        border_bytes: of so many examples, whole: what crosses between each two consecutive blocks, (n, 2): forward, and
+            its cotangents.
     """
 
     microbatch: int
     classes: Mapping[str, ClassWork]
     leaves: tuple[Leaf, ...]
     order: tuple[str, ...]
-    stream_bytes: float  # of what crosses from layer to layer, of so many examples, whole
+    border_bytes: Floats
 
 
 def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtype: str | None = None) -> Work:
@@ -121,13 +124,13 @@ def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtyp
     classes = {}
     for key, cls in graph.classes.items():
         classes[key] = _class_work(decisions, key, cls, attention, matmul_dtype, layered=key in layers)
-    handed = [sum(graph.classes[key].tensors[name].bytes for name in names) for key, names in streams(graph).items()]
+    borders = [crossing_bytes(graph, crossing_values(graph, border)) for border in range(1, len(graph.blocks))]
     return Work(
         microbatch=graph.microbatch,
         classes=classes,
         leaves=_leaves(decision),
         order=tuple(block.class_key for block in graph.blocks),
-        stream_bytes=float(max(handed, default=0)),
+        border_bytes=np.array(borders, dtype=np.float64).reshape(-1, 2),
     )
 
 
@@ -322,8 +325,7 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
         }
         group_bytes = _line(a.group_bytes, b.group_bytes, t)
         classes[key] = replace(a, kernels=kernels, moves=moves, group_bytes=group_bytes, **sizes)
-    stream = float(_line(np.float64(one.stream_bytes), np.float64(other.stream_bytes), t))
-    return Work(microbatch, classes, one.leaves, one.order, stream)
+    return Work(microbatch, classes, one.leaves, one.order, _line(one.border_bytes, other.border_bytes, t))
 
 
 def _line(a: Floats, b: Floats, t: float) -> Floats:
