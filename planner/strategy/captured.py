@@ -27,6 +27,8 @@ from planner.strategy.work import Work, interpolated, work_of
 _PRIMES = (7, 11, 13, 17)
 
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
+"""Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves open,
+so that a model's work is the same on all clusters. What moves is priced by the cluster's own links."""
 _Layout = tuple[str, int, int, int, bool, Attention, str | None]  # kind, cp, tp, ep, sp, attention, matmul dtype
 
 
