@@ -3,8 +3,10 @@
     minimise over x   sum over measurements  rho(log(predicted(x) / measured) / SIGMA)
                     + sum over constants     ((log x - log prior) / log spread)^2
 
-with rho the soft-L1 loss: a measurement that is far off (a cluster in trouble) pulls with its sign and not its size.
-Constants are fitted in the logarithm, so that they stay positive and a spread is a factor.
+with rho(z) = FAR^2 log(1 + (z / FAR)^2), Cauchy's loss: a measurement that is far off (a cluster in trouble) pulls the
+less the further it is. Such a loss may have many minima; so half of the steps are taken under soft-L1 first, which has
+one where predictions are near to linear. Constants are fitted in the logarithm, so that they stay positive and a spread
+is a factor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,9 @@ Floats = NDArray[np.float64]
 SIGMA = 0.03
 """Error of a measured step time that counts as usual: repeats of one configuration differ by 0.1 to 3% in published
 logs."""
+
+FAR = 2.0
+"""Errors in SIGMA from which on a measurement is taken to be in trouble rather than to tell something."""
 
 FEWEST = 5
 """Measurements below which a fit does more harm than good (one row doubled the error on published tables)."""
@@ -108,24 +113,38 @@ def calibrate(
     def errors(x: Floats) -> Floats:
         return np.log(predict(dict(zip(names, np.exp(x), strict=True))) / measured)
 
-    def cost(x: Floats) -> Floats:
+    def cost(x: Floats, loss: Callable[[Floats], Floats]) -> Floats:
         scaled = errors(x) / SIGMA
-        soft = np.sign(scaled) * np.sqrt(
-            2.0 * (np.sqrt(1.0 + scaled**2) - 1.0)
-        )  # soft-L1, constants' priors stay squared
-        return np.concatenate([soft, (x - prior) / spread])
+        return np.concatenate([np.sign(scaled) * np.sqrt(loss(scaled)), (x - prior) / spread])  # priors stay squared
 
     first = prior if start is None else np.log([start[name] for name in names])
     begin = np.clip(first, low + 1e-9, high - 1e-9)
     pattern = None if depends is None else np.vstack([depends, np.eye(len(names), dtype=bool)]).astype(int)
-    found = least_squares(
-        cost, begin, bounds=(low, high), max_nfev=evaluations, x_scale=np.maximum(spread, 1e-3), jac_sparsity=pattern
-    )
+    scale = np.maximum(spread, 1e-3)
+    for loss in (_soft_l1, _cauchy):
+        found = least_squares(
+            cost,
+            begin,
+            bounds=(low, high),
+            max_nfev=max(1, evaluations // 2),
+            x_scale=scale,
+            jac_sparsity=pattern,
+            args=(loss,),
+        )
+        begin = np.clip(found.x, low + 1e-9, high - 1e-9)
     return Calibration(
         dict(zip(names, np.exp(found.x).tolist(), strict=True)),
         errors(found.x),
         dict(zip(names, _told(found.jac).tolist(), strict=True)),
     )
+
+
+def _soft_l1(z: Floats) -> Floats:
+    return 2.0 * (np.sqrt(1.0 + z**2) - 1.0)
+
+
+def _cauchy(z: Floats) -> Floats:
+    return FAR**2 * np.log1p((z / FAR) ** 2)
 
 
 def _told(jacobian: Any) -> Floats:
