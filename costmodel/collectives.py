@@ -16,6 +16,7 @@ latency: a chain inside each node and a binary tree over nodes, up and down.
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args, overload
@@ -148,38 +149,58 @@ def _axis_links(group: DeviceGroup, mesh_shape: tuple[int, ...], first: int) -> 
     node, index = np.array(group.slots[first : first + count], dtype=np.int64).T
     positions = np.arange(count).reshape(mesh_shape)
     rings = (np.moveaxis(positions, axis, -1).reshape(-1, size) for axis, size in enumerate(mesh_shape))
-    return tuple(_axis_link(group, node[ring], index[ring]) for ring in rings)
+    return tuple(
+        rings_link((group,), np.zeros_like(ring), node[ring], index[ring], lambda _one, _other: _inter(group))
+        for ring in rings
+    )
 
 
-def _axis_link(group: DeviceGroup, node: NDArray[np.int64], index: NDArray[np.int64]) -> AxisLink:
-    """`node` and `index` hold one ring a row."""
+def _inter(group: DeviceGroup) -> Link:
+    if group.inter is None:
+        raise ValueError(
+            f"group {group.name!r} has {group.nodes} nodes and no inter-node link; parse_cluster fills it in"
+        )
+    return group.inter
+
+
+def rings_link(
+    groups: Sequence[DeviceGroup],
+    at: NDArray[np.int64],
+    node: NDArray[np.int64],
+    index: NDArray[np.int64],
+    between: Callable[[int, int], Link],
+) -> AxisLink:
+    """What an axis sees whose rings visit devices of one or several groups (`axis_links` says how).
+
+    Args:
+        at, node, index: [ring, position] each device's group (its place in `groups`), node there and index in the node.
+        between: the link that a node of one group sends to nodes of another by, or of its own.
+    """
     size = node.shape[1]
     if size == 1:
         return NO_LINK
-    next_node, next_index = np.roll(node, -1, axis=1), np.roll(index, -1, axis=1)
-    outer = node != next_node
-    tiers = _tiers_used(group, index, next_index, ~outer)
+    next_at, next_node, next_index = (np.roll(a, -1, axis=1) for a in (at, node, index))
+    outer = (node != next_node) | (at != next_at)
+    tiers = [t for g, group in enumerate(groups) for t in _tiers_used(group, index, next_index, ~outer & (at == g))]
     tier_rate = min((tier.achieved_bytes_per_s for tier in tiers), default=math.inf)
     tier_latency_s = max((tier.latency_s for tier in tiers), default=0.0)
     start_s = max((tier.start_s for tier in tiers), default=0.0)
     if not outer.any():
         return AxisLink(size=size, bandwidth_bytes_per_s=tier_rate, latency_s=tier_latency_s, start_s=start_s)
-    inter = group.inter
-    if inter is None:
-        raise ValueError(
-            f"group {group.name!r} has {group.nodes} nodes and no inter-node link; parse_cluster fills it in"
-        )
-    ring_rate, scatter_rate = _rates_between_nodes(group, inter, node[outer.any(axis=1)])
+    pairs = sorted({(int(a), int(b)) for a, b in zip(at[outer], next_at[outer], strict=True)})
+    links = {pair: between(*pair) for pair in pairs}
+    inter_latency_s = max(link.latency_s for link in links.values())
+    ring_rate, scatter_rate = _rates_between_nodes(groups, links, at, node, next_at, outer)
     outer_hops = int(outer.sum(axis=1).max())
-    latency_s = (outer_hops * inter.latency_s + (size - outer_hops) * tier_latency_s) / size
+    latency_s = (outer_hops * inter_latency_s + (size - outer_hops) * tier_latency_s) / size
     chain = max(0, math.ceil(size / outer_hops) - 1)
     return AxisLink(
         size=size,
         bandwidth_bytes_per_s=min(tier_rate, ring_rate),
         latency_s=max(latency_s, tier_latency_s if (~outer).all(axis=1).any() else 0.0),
         all_to_all_bytes_per_s=min(tier_rate, scatter_rate),
-        tree_latency_s=2 * (chain * tier_latency_s + math.ceil(math.log2(outer_hops)) * inter.latency_s),
-        start_s=max(start_s, inter.start_s),
+        tree_latency_s=2 * (chain * tier_latency_s + math.ceil(math.log2(outer_hops)) * inter_latency_s),
+        start_s=max(start_s, *(link.start_s for link in links.values())),
     )
 
 
@@ -198,16 +219,34 @@ def _tiers_used(
     return tuple(used)
 
 
-def _rates_between_nodes(group: DeviceGroup, inter: Link, node: NDArray[np.int64]) -> tuple[float, float]:
-    """Slowest (ring, all-to-all) bandwidth over the rings in `node`'s rows, all of which cross nodes."""
+def _rates_between_nodes(
+    groups: Sequence[DeviceGroup],
+    links: Mapping[tuple[int, int], Link],
+    at: NDArray[np.int64],
+    node: NDArray[np.int64],
+    next_at: NDArray[np.int64],
+    outer: NDArray[np.bool_],
+) -> tuple[float, float]:
+    """Slowest (ring, all-to-all) bandwidth over the rings that cross nodes, by the link that each leaves a node by."""
     rows, size = node.shape
-    keys, here = np.unique(np.arange(rows)[:, None] * group.nodes + node, return_counts=True)
-    at = keys % group.nodes
-    rings = np.bincount(at, minlength=group.nodes)[at]
-    devices = np.bincount(at, weights=here, minlength=group.nodes)[at]
-    slow = np.array([group.overrides.slow_links.get(str(one), 1.0) for one in range(group.nodes)])
-    rate = inter.achieved_bytes_per_s / slow[at]
-    own = max(1.0, inter.nics / group.devices_per_node) / inter.nics
-    ring = rate * np.minimum(1 / rings, here * own)
-    scatter = rate * np.minimum(1 / devices, own) * (size - 1) / (size - here)
-    return float(ring.min()), float(scatter.min())
+    most = max(group.nodes for group in groups)
+    place = at * most + node
+    count = most * len(groups)
+    ring_of = np.broadcast_to(np.arange(rows)[:, None], place.shape)
+    crossing = outer.any(axis=1)
+    keys, here = np.unique((ring_of * count + place)[crossing], return_counts=True)
+    rings = np.bincount(keys % count, minlength=count)
+    devices = np.bincount(keys % count, weights=here, minlength=count)
+    here_of = np.bincount(keys, weights=here, minlength=rows * count)
+    ring_rate = scatter_rate = math.inf
+    for (one, other), link in links.items():
+        leaving = outer & (at == one) & (next_at == other)
+        places, here = place[leaving], here_of[(ring_of * count + place)[leaving]]
+        group = groups[one]
+        slow = np.array([group.overrides.slow_links.get(str(n), 1.0) for n in range(group.nodes)])
+        rate = link.achieved_bytes_per_s / slow[node[leaving]]
+        own = max(1.0, link.nics / group.devices_per_node) / link.nics
+        ring_rate = min(ring_rate, float((rate * np.minimum(1 / rings[places], here * own)).min()))
+        scatter = rate * np.minimum(1 / devices[places], own) * (size - 1) / (size - here)
+        scatter_rate = min(scatter_rate, float(scatter.min()))
+    return ring_rate, scatter_rate

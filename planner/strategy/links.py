@@ -6,8 +6,8 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from costmodel.cluster import Cluster, DeviceGroup
-from costmodel.collectives import NO_LINK, AxisLink, CollectiveKind, axis_links, collective_time_s
+from costmodel.cluster import Cluster, DeviceGroup, Link
+from costmodel.collectives import AxisLink, CollectiveKind, axis_links, collective_time_s, rings_link
 from costmodel.errors import InputError
 from costmodel.stack import Stack
 from planner.strategy.strategy import Strategy
@@ -51,11 +51,16 @@ def group_with(group: DeviceGroup, stack: Stack) -> DeviceGroup:
         tiers = tuple(msgspec.structs.replace(t, efficiency=stack.tier_share) for t in tiers)
     if stack.start_s is not None:
         tiers = tuple(msgspec.structs.replace(t, start_s=stack.start_s) for t in tiers)
-    if inter is not None and stack.inter_share is not None:
-        inter = msgspec.structs.replace(inter, efficiency=stack.inter_share)
-    if inter is not None and stack.inter_start_s is not None:
-        inter = msgspec.structs.replace(inter, start_s=stack.inter_start_s)
-    return msgspec.structs.replace(group, intra=tiers, inter=inter)
+    return msgspec.structs.replace(group, intra=tiers, inter=None if inter is None else _link_with(inter, stack))
+
+
+def _link_with(link: Link, stack: Stack) -> Link:
+    """A link between nodes with the share and start of a stack in place of its own."""
+    if stack.inter_share is not None:
+        link = msgspec.structs.replace(link, efficiency=stack.inter_share)
+    if stack.inter_start_s is not None:
+        link = msgspec.structs.replace(link, start_s=stack.inter_start_s)
+    return link
 
 
 def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> AxisLinks:
@@ -115,45 +120,21 @@ def _nodes(group: DeviceGroup, devices: int) -> int:
 def _mixed_links(
     cluster: Cluster, devices: int, names: tuple[str, ...], mesh: tuple[int, ...], stack: Stack
 ) -> AxisLinks:
-    """Each ring's slowest hop binds it; a node's network cards are shared by the rings that leave it."""
+    """As on one group's devices (`costmodel.collectives.rings_link`), by the links between groups where rings cross."""
     used = cluster.devices[:devices]
-    place = np.array([[_group_index(cluster, d.group), d.node] for d in used])
-    node_of = place[:, 0] * 10_000 + place[:, 1]
+    at = np.array([_group_index(cluster, d.group) for d in used])
+    node, index = np.array([(d.node, d.index) for d in used]).T
+    groups = tuple(group_with(group, stack) for group in cluster.groups)
+
+    def between(one: int, other: int) -> Link:
+        return _link_with(cluster.group_link(groups[one].name, groups[other].name), stack)
+
     positions = np.arange(devices).reshape(mesh)
     found = {}
     for axis, name in enumerate(names):
         rings = np.moveaxis(positions, axis, -1).reshape(-1, mesh[axis])
-        found[name] = _ring_link(cluster, used, node_of, rings, stack) if mesh[axis] > 1 else NO_LINK
-    return AxisLinks(found, len(set(node_of.tolist())))
-
-
-def _ring_link(cluster: Cluster, used: object, node_of: np.ndarray, rings: np.ndarray, stack: Stack) -> AxisLink:
-    devices = list(used)  # type: ignore[call-overload]
-    groups = {g.name: group_with(g, stack) for g in cluster.groups}
-    size = rings.shape[1]
-    after = np.roll(rings, -1, axis=1)
-    crosses = node_of[rings] != node_of[after]
-    leaving = np.bincount(node_of[rings[crosses]] if crosses.any() else np.zeros(0, dtype=int), minlength=1)
-    rate, latency_s, start_s = np.inf, 0.0, 0.0
-    for a, b, crossing in zip(rings.ravel(), after.ravel(), crosses.ravel(), strict=True):
-        one, other = devices[a], devices[b]
-        group = groups[one.group]
-        if not crossing:
-            tier = next((t for t in group.intra if one.index // t.span == other.index // t.span), None)
-            if tier is not None:
-                rate, latency_s = min(rate, tier.achieved_bytes_per_s), max(latency_s, tier.latency_s)
-                start_s = max(start_s, tier.start_s)
-            continue
-        link = cluster.group_link(one.group, other.group)
-        share = stack.inter_share if stack.inter_share is not None else None
-        bandwidth = link.bandwidth_bytes_per_s * share if share is not None else link.achieved_bytes_per_s
-        rate = min(rate, bandwidth / max(1, int(leaving[node_of[a]])))
-        latency_s = max(latency_s, link.latency_s)
-        start_s = max(start_s, stack.inter_start_s if stack.inter_start_s is not None else link.start_s)
-    tree = 2 * latency_s * np.ceil(np.log2(size)) if crosses.any() else None
-    return AxisLink(
-        size=size, bandwidth_bytes_per_s=float(rate), latency_s=latency_s, tree_latency_s=tree, start_s=start_s
-    )
+        found[name] = rings_link(groups, at[rings], node[rings], index[rings], between)
+    return AxisLinks(found, len(set(zip(at.tolist(), node.tolist(), strict=True))))
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.cluster import DeviceGroup, Link, LinkTier, Overrides
-from costmodel.collectives import COLLECTIVES, AxisLink, axis_links, collective_time_s, transfer_time_s
+from costmodel.collectives import COLLECTIVES, AxisLink, axis_links, collective_time_s, rings_link, transfer_time_s
 from costmodel.device_kind import DeviceKind
 
 KIND = DeviceKind(
@@ -199,3 +199,33 @@ def test_datasheet_figures_of_eight_a100s_predict_nccl_tests(kind, size_bytes, m
     tier = LinkTier(span=8, bandwidth_bytes_per_s=300e9, latency_s=2e-6)
     (link,) = axis_links(DeviceGroup(name="g", nodes=1, device=KIND, devices_per_node=8, intra=(tier,)), (8,))
     assert collective_time_s(kind, size_bytes, link) == pytest.approx(measured_s, rel=0.5 if size_bytes < 1e6 else 0.25)
+
+
+@pytest.mark.parametrize("mesh", [(4, 8), (2, 2, 8), (8, 4), (16, 2), (4, 2, 4), (32,)])
+@pytest.mark.parametrize("nics", [1, 4, 8])
+def test_an_axis_sees_the_same_of_a_group_that_is_laid_out_as_several(mesh, nics):
+    """Four nodes of a group, or two groups of two nodes each with the same links between them as inside them."""
+    whole, halves = (
+        group(nodes=4, nics=nics),
+        (group(nodes=2, nics=nics, name="a"), group(nodes=2, nics=nics, name="b")),
+    )
+    places = [(g, node, index) for g in (0, 1) for node in (0, 1) for index in range(8)]
+    at, node, index = np.array(places).T
+    positions = np.arange(32).reshape(mesh)
+    for axis, wanted in enumerate(axis_links(whole, mesh)):
+        rings = np.moveaxis(positions, axis, -1).reshape(-1, mesh[axis])
+        assert rings_link(halves, at[rings], node[rings], index[rings], lambda _a, _b: whole.inter) == wanted
+
+
+def test_a_slower_link_between_groups_binds_the_rings_that_cross_it():
+    halves, slow = (group(name="a"), group(name="b")), Link(bandwidth_bytes_per_s=4e9, latency_s=90e-6, efficiency=1)
+    places = np.array([(g, node, index) for g in (0, 1) for node in (0, 1) for index in range(8)]).T
+
+    def between(one, other):
+        return halves[0].inter if one == other else slow
+
+    rings = np.arange(32)[None, :]
+    crossing = rings_link(halves, *(row[rings] for row in places), between)
+    assert crossing.bandwidth_bytes_per_s == 4e9 and crossing.latency_s == pytest.approx((4 * 90e-6 + 28 * 1e-6) / 32)
+    inside = rings_link(halves, *(row[np.arange(32).reshape(2, 16)] for row in places), between)
+    assert inside.bandwidth_bytes_per_s == 40e9
