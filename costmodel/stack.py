@@ -22,10 +22,15 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         start_s: what any collective takes beside its hops and bytes inside a node; None for the links' own.
         inter_start_s: the same of collectives that leave a node.
         tier_share, inter_share: achieved share of the bandwidth inside and between nodes; None for the links' own.
+        send_share: of the bandwidth between nodes, what messages from stage to stage achieve, from device to device and
+            not in rings; None where it is that of collectives.
         gradient_overlap: share of a replica's last backward pass that a gradient reduction can hide behind, where the
             strategy overlaps it; parameter_overlap: of each block's compute, for gathers of its parameters;
             tensor_overlap: the same for collectives of tensor and context parallelism.
         send_exposed: share of the sends between stages that a steady pipeline waits for.
+        stall_s: what each microbatch waits, on average, where tensor-parallel devices send it to another node at once
+            and in parts of less than stall_bytes, as if packets were lost: from a short message TCP misses one only
+            after its timeout of 0.2 s, from a long one sooner.
         microbatch_s, step_s: once a microbatch on each stage, and once a step.
         slowdown: factor on everything, of a system that is known to run below its best.
         skew: share by which a step is longer for each doubling of the nodes: the slowest of many sets the pace.
@@ -50,10 +55,13 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     inter_start_s: float | None = None
     tier_share: float | None = None
     inter_share: float | None = None
+    send_share: float | None = None
     gradient_overlap: float = 0.0
     parameter_overlap: float = 0.0
     tensor_overlap: float = 0.0
     send_exposed: float = 0.0
+    stall_s: float = 0.0
+    stall_bytes: float = 0.0
     microbatch_s: float = 0.0
     step_s: float = 0.0
     slowdown: float = 1.0
@@ -73,6 +81,7 @@ _SHARES = (
     "misaligned_efficiency",
     "tier_share",
     "inter_share",
+    "send_share",
     "gradient_overlap",
     "parameter_overlap",
     "tensor_overlap",

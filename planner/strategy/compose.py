@@ -1,7 +1,7 @@
 """From times of blocks to the time of a step.
 
     S1  stage        F, B = sums over its blocks, B with adding up gradients (read, read and written);
-                     T = F + B + microbatch_s + send_exposed * 2 v c
+                     T = F + B + microbatch_s + stall_s + send_exposed * 2 v c
     S2  pipeline     m t + (sum T - max T) / v + (p - 1) * 2 c                              1F1B, interleaved v times
                      t = max T; with v = 1 at least (sum of T_k + 2 (p - 1 - s) c) / (p - s) over k >= s, any s
                      E2 of `costmodel.pipeline` for GPipe; other schedules are simulated (`scheduled`)
@@ -101,16 +101,18 @@ def step_time(
         rows.append(known[alike])
     p, v = len(rows), strategy.interleave
     exposed = stack.send_exposed * 2.0 * v * send_s if p > 1 else 0.0
-    each = [row.microbatch_s + stack.microbatch_s + exposed for row in rows]
+    stall_s = _stall_s(work, links, strategy, stack)
+    beside_s = stack.microbatch_s + stall_s
+    each = [row.microbatch_s + beside_s + exposed for row in rows]
     if strategy.schedule == "gpipe":
-        ahead = [row.forward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
-        behind = [row.backward_s + (stack.microbatch_s + exposed) / 2 for row in rows]
+        ahead = [row.forward_s + (beside_s + exposed) / 2 for row in rows]
+        behind = [row.backward_s + (beside_s + exposed) / 2 for row in rows]
         whole_s = float(gpipe_time_s(ahead, behind, m, send_s if p > 1 else 0.0))
     elif not has_formula(strategy, m):
         exposed = 0.0  # sends are simulated
-        whole_s = _simulated_s(parts, rows, times, strategy, stack, m, send_s)
+        whole_s = _simulated_s(parts, rows, times, strategy, beside_s, m, send_s)
     else:
-        around = [row.microbatch_s + stack.microbatch_s for row in rows]
+        around = [row.microbatch_s + beside_s for row in rows]
         ways = [(sum(around[s:]) + 2.0 * (p - 1 - s) * send_s) / (p - s) for s in range(p)] if v == 1 else []
         whole_s = m * max([*each, *ways]) + (sum(each) - max(each)) / v + (p - 1) * 2.0 * send_s
     slowest = max(range(p), key=lambda s: each[s])
@@ -121,7 +123,7 @@ def step_time(
     busy = rows[slowest]
     compute_s = m * (busy.microbatch_s - busy.comm_s - busy.gather_s)
     communication_s = m * (busy.comm_s + busy.gather_s)
-    sends_s = m * exposed + (p - 1) * 2.0 * send_s
+    sends_s = m * (exposed + stall_s) + (p - 1) * 2.0 * send_s
     overhead_s = m * stack.microbatch_s + stack.step_s + (step_s - plain_s)
     known = compute_s + communication_s + sends_s + overhead_s + ends[last]
     return StepTime(
@@ -142,12 +144,12 @@ def _simulated_s(
     rows: Sequence[StageTime],
     times: Sequence[dict[str, ClassTimes]],
     strategy: Strategy,
-    stack: Stack,
+    beside_s: float,
     microbatches: int,
     send_s: float,
 ) -> float:
     """The pipeline under a schedule without a formula. What a stage does beside its blocks (gathers of parameters,
-    adding up gradients), and the stack's time for each microbatch, are spread evenly over the stage's parts."""
+    adding up gradients), and what each microbatch takes beside (`beside_s`), are spread evenly over its parts."""
     home = homes(strategy)
     forward = [
         sum(n * times[home[k]][key].forward_s for key, n in blocks.classes.items()) for k, blocks in enumerate(parts)
@@ -160,8 +162,8 @@ def _simulated_s(
     ]
     for stage, row in enumerate(rows):
         own = [part for part in range(len(parts)) if home[part] == stage]
-        ahead = row.forward_s + stack.microbatch_s / 2.0 - sum(forward[part] for part in own)
-        behind = row.backward_s + stack.microbatch_s / 2.0 - sum(backward[part] for part in own)
+        ahead = row.forward_s + beside_s / 2.0 - sum(forward[part] for part in own)
+        behind = row.backward_s + beside_s / 2.0 - sum(backward[part] for part in own)
         for part in own:
             forward[part] += ahead / len(own)
             backward[part] += behind / len(own)
@@ -181,6 +183,14 @@ def _send_s(size_bytes: float, links: AxisLinks, strategy: Strategy) -> float:
     if strategy.sp or strategy.scatter_gather:
         size /= strategy.tp
     return link.start_s + link.latency_s + size / link.bandwidth_bytes_per_s + joined_s
+
+
+def _stall_s(work: Work, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
+    """What a microbatch waits for short messages that were lost (`Stack.stall_s`)."""
+    split = strategy.tp > 1 and (strategy.sp or strategy.scatter_gather)
+    if strategy.pp == 1 or not split or links.by_axis["pp"].tree_latency_s is None:  # None: inside nodes
+        return 0.0
+    return stack.stall_s if work.stream_bytes / strategy.cp / strategy.tp < stack.stall_bytes else 0.0
 
 
 def _stage_time(

@@ -77,10 +77,15 @@ def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> AxisLi
         message = f"dp={s.dp} x cp={s.cp} x tp={s.tp} x pp={s.pp} uses {s.devices} devices, the cluster has {have}"
         raise InputError("MP183", message, "lower a degree, or name a larger cluster")
     found = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy), stack)
-    if strategy.ep == 1:
-        return found
-    apart = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy, experts=True), stack)
-    return AxisLinks({**found.by_axis, **{name: apart.by_axis[name] for name in ("ep", "edp")}}, found.nodes)
+    by_axis = dict(found.by_axis)
+    if strategy.ep > 1:
+        apart = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy, experts=True), stack)
+        by_axis |= {name: apart.by_axis[name] for name in ("ep", "edp")}
+    if strategy.pp > 1 and stack.send_share is not None:
+        sending = msgspec.structs.replace(stack, inter_share=stack.send_share)
+        sends = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy), sending)
+        by_axis["pp"] = sends.by_axis["pp"]
+    return AxisLinks(by_axis, found.nodes)
 
 
 def _sizes(strategy: Strategy, *, experts: bool = False) -> tuple[tuple[str, int], ...]:

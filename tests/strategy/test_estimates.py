@@ -36,6 +36,7 @@ from profiles.catalogue import device_kind, load_catalogue
 KIND = device_kind("A100-SXM4-80GB")
 TASK = gpt(hidden=1024, layers=8, heads=16, vocab=8192, seq=512)
 PLAIN = Stack(name="plain")
+SENDING = Stack(name="sending", send_share=0.1, flat_state=False)
 
 
 @lru_cache(maxsize=4)
@@ -288,6 +289,37 @@ def test_constants_of_a_stack_count_and_may_be_written_in_the_strategy() -> None
     assert estimator()({"dp": 4, "microbatch": 2, "slowdown": 2.0}, 32).step_time_s == pytest.approx(
         2 * plain.step_time_s
     )
+
+
+def test_sends_have_a_share_of_the_network_of_their_own() -> None:
+    text = "dp=4,tp=2,pp=4,microbatch=1,send_exposed=1.0,inter_share=0.5"
+    same, faster = (estimator()(f"{text}{more}", 32).breakdown for more in (",send_share=0.5", ",send_share=1.0"))
+    plain = estimator()(text, 32).breakdown
+    assert same == plain and faster.sends_s < plain.sends_s
+    untied = replace(parse_strategy("dp=4,tp=2,microbatch=1"), pp=1)  # no sends: nothing changes
+    without, with_share = (estimator(), planner.Estimator(model=TASK, cluster=cluster(), stack=SENDING))
+    assert faster.communication_s == plain.communication_s
+    assert without(untied, 32).step_time_s == with_share(untied, 32).step_time_s
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_short_parts_of_activations_stall_each_microbatch(schedule: str) -> None:
+    """Only where tensor-parallel devices send parts to another node at once, and only parts below the bound."""
+    text = f"dp=4,pp=4,microbatch=2,schedule={schedule}"
+    part = 2 * 512 * 1024 * 2 / 2  # bytes: two examples in bfloat16, over two devices
+    stall = ",stall_s=0.1,stall_bytes="
+    split = f"{text},tp=2,scatter_gather=on"
+    plain, stalled = estimator()(split, 32), estimator()(f"{split}{stall}{part + 1}", 32)
+    added = stalled.step_time_s - plain.step_time_s
+    assert added == pytest.approx((32 / 4 / 2 + 3) * 0.1, rel=0.15)
+    parts = [getattr(stalled.breakdown, name) for name in stalled.breakdown.__struct_fields__]
+    assert sum(parts) == pytest.approx(stalled.step_time_s, rel=1e-9)
+    assert estimator()(f"{split}{stall}{part}", 32).step_time_s == plain.step_time_s
+    for other in (f"{text},tp=2", text, split.replace("pp=4", "pp=1").replace(f",schedule={schedule}", "")):
+        assert estimator()(f"{other}{stall}1e9", 32).step_time_s == estimator()(other, 32).step_time_s
+    one_node = planner.Estimator(model=TASK, cluster=cluster(1))
+    inside = "tp=2,pp=4,microbatch=2,scatter_gather=on"
+    assert one_node(f"{inside}{stall}1e9", 32).step_time_s == one_node(inside, 32).step_time_s
 
 
 @pytest.mark.parametrize(
