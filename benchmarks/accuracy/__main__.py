@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.accuracy.cases import Case
-from benchmarks.accuracy.fit import ALIKE, EPOCHS, bind, fit
+from benchmarks.accuracy.fit import ALIKE, EPOCHS, FAMILIES, bind, fit, fitted_kinds
 from benchmarks.accuracy.memory import memory_report, with_memory
 from benchmarks.accuracy.predict import Predictor
 from benchmarks.accuracy.scores import Scores, score
@@ -131,14 +131,10 @@ def cross_validated(
             held = [c for c in cases if c.fold(salt) == fold]
             stacks = group.stack_records()
             found = fit(known, group.free, stacks, predictor, evaluations=evaluations)
-            kinds, own = bind(found.values, fitted_kinds(group), stacks)
+            kinds, own = bind(found.values, fitted_kinds(group.free, stacks), stacks)
             out += [(c, predictor.step(c, kinds, own[c.stack]).step_s) for c in held]
             print(f"{group.name}: half {fold} of split {salt} in {time.time() - begun:.0f} s", file=sys.stderr)
     return out
-
-
-def fitted_kinds(group: Group) -> dict[str, DeviceKind]:
-    return {one.of: datasheet_kinds()[one.of] for one in group.free if one.of not in group.stacks}
 
 
 def table(found: Mapping[str, Sequence[tuple[Case, float]]]) -> str:
@@ -206,7 +202,7 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
         held = cross_validated(group, cases, predictor, 1, evaluations)
         records = group.stack_records()
         found = fit(cases, group.free, records, predictor, evaluations=evaluations)
-        kinds, own = bind(found.values, fitted_kinds(group), records)
+        kinds, own = bind(found.values, fitted_kinds(group.free, records), records)
         every_kind |= kinds
         every = [math.log(t / (c.measured_s or math.nan)) for c, t in held]
         for name, stack in own.items():
@@ -217,7 +213,7 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
             on = f"{group.stacks[name]}; {rows} rows"
             stacks[name] = msgspec.structs.replace(stack, error=half_width(errors), fitted_on=on)
         for one in group.free:
-            if one.of in group.stacks:
+            if one.of in group.stacks or one.of in FAMILIES:
                 continue
             alike = (one.of, *(name for name, base in ALIKE.items() if base == one.of))
             names = {constant.name for constant in one.constants}

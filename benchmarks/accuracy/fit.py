@@ -16,6 +16,15 @@ from profiles.datasheets import datasheet_kinds
 EPOCHS = {"jeanzay-before-numa": "jeanzay", "selene-2022": "selene"}
 """Stacks that are another one at a time when it ran slower as a whole: only their slowdown is their own."""
 
+FAMILIES = {
+    "megatron-a100": ("vtrain", "selene", "jeanzay"),
+    "megatron-h100": ("megatron-core", "nemo-fp8"),
+    "amp": ("amp-t4", "amp-mixed"),
+}
+"""Stacks that are the same software on other fabrics: a constant of the family is that of each member, times what the
+member deviates by. Deviations have narrow priors, so that a stack of few rows takes after the others."""
+
+_AT_MOST_ONE = ("tier_share", "inter_share", "send_exposed", "tensor_overlap")
 
 ALIKE = {
     "A100-SXM4-40GB": "A100-SXM4-80GB",
@@ -47,7 +56,7 @@ def bind(
 ) -> tuple[dict[str, DeviceKind], dict[str, Stack]]:
     """Kinds and stacks with constants named ``owner.field`` put in."""
     own_kinds, own_stacks = dict(kinds), dict(stacks)
-    for name, value in values.items():
+    for name, value in _of_members(values, stacks).items():
         owner, field = name.rsplit(".", 1)
         if owner in own_kinds:
             own_kinds[owner] = msgspec.structs.replace(own_kinds[owner], **{field: value})
@@ -64,6 +73,25 @@ def bind(
     return own_kinds, own_stacks
 
 
+def _of_members(values: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:
+    """Constants with those of families given to their members."""
+    own = dict(values)
+    for family, members in FAMILIES.items():
+        for name in [name for name in values if name.startswith(f"{family}.")]:
+            field, value = name.rsplit(".", 1)[1], own.pop(name)
+            for member in members:
+                if member in stacks:
+                    deviating = value * own.get(f"{member}.{field}", 1.0)
+                    own[f"{member}.{field}"] = min(1.0, deviating) if field in _AT_MOST_ONE else deviating
+    return own
+
+
+def fitted_kinds(free: Sequence[Free], stacks: Mapping[str, Stack]) -> dict[str, DeviceKind]:
+    """Device kinds of which some constant is fitted, as their datasheets have them, without earlier fits."""
+    known = datasheet_kinds()
+    return {one.of: known[one.of] for one in free if one.of not in stacks and one.of not in FAMILIES}
+
+
 def named(free: Sequence[Free]) -> list[Constant]:
     return [Constant(f"{one.of}.{c.name}", c.prior, c.spread, c.low, c.high) for one in free for c in one.constants]
 
@@ -77,9 +105,7 @@ def fit(
     evaluations: int = 12,
 ) -> Calibration:
     """Constants fitted to cases that have a measured time."""
-    known = datasheet_kinds()  # not the shipped constants of an earlier fit
-    kinds = {one.of: known[one.of] for one in free if one.of not in stacks}
-
+    kinds = fitted_kinds(free, stacks)
     constants = named(free)
     depends = np.array([[_depends(case, constant.name) for constant in constants] for case in cases])
 
@@ -93,4 +119,7 @@ def fit(
 def _depends(case: Case, constant: str) -> bool:
     owner = constant.rsplit(".", 1)[0]
     devices = {fabric.device for fabric, _ in case.fabrics}
-    return owner in (case.stack, EPOCHS.get(case.stack), *devices, *(ALIKE.get(device) for device in devices))
+    stacks = (case.stack, EPOCHS.get(case.stack))
+    if owner in FAMILIES:
+        return any(member in stacks for member in FAMILIES[owner])
+    return owner in (*stacks, *devices, *(ALIKE.get(device) for device in devices))

@@ -38,8 +38,17 @@ _STACK: dict[str, Row] = {
     "step_s": (0.1, 2.5),
     "skew": (0.005, 2.5),
 }
+_SOFTWARE: dict[str, Row] = {
+    name: _STACK[name] for name in ("traffic", "start_s", "tier_share", "microbatch_s", "skew")
+}
+"""What a piece of software brings to each fabric that it runs on (NVLink and NVSwitch are one fabric here)."""
+_FABRIC: dict[str, Row] = {name: row for name, row in _STACK.items() if name not in _SOFTWARE}
 _PIPELINE: dict[str, Row] = {"send_exposed": (0.5, 2.0, 0.01, 1.0)}
 _HOST: dict[str, Row] = {"host_launch_s": (2e-5, 2.0)}
+_SLOW_HOST: dict[str, Row] = {"host_launch_s": (2e-4, 2.0)}
+"""AMP measured 4 to 5 ms for the forward pass of a layer of nine kernels, whether 1, 2 or 4 devices shared it."""
+_AMP_FABRIC: dict[str, Row] = {"tier_share": _STACK["tier_share"], "inter_share": (0.5, 1.5, 0.05, 1.0)}
+_AMP: dict[str, Row] = {name: row for name, row in _STACK.items() if name not in _AMP_FABRIC}
 _OVERLAP: dict[str, Row] = {"gradient_overlap": (0.6, 1.6, 0.01, 1.5)}
 _JEANZAY: dict[str, Row] = {"inter_share": (0.25, 1.6, 0.05, 1.0), "misaligned_efficiency": (0.11, 1.6, 0.02, 1.0)}
 _FLASH: dict[str, Row] = {"attention": (1.5, 1.5)}
@@ -52,6 +61,16 @@ _H100_STACK: dict[str, Row] = {
     "step_s": (0.02, 2.5),
     "inter_share": (0.8, 1.2, 0.05, 1.0),
 }
+_H100_SYSTEM: dict[str, Row] = {"step_s": _H100_STACK["step_s"]}
+_H100_SOFTWARE: dict[str, Row] = {
+    name: row for name, row in {**_STACK, **_PIPELINE, **_H100_STACK}.items() if name not in _H100_SYSTEM
+}
+"""NeMo runs on Megatron-Core, and both were measured on DGX H100s with InfiniBand: one fabric."""
+
+
+def _deviating(*parts: dict[str, Row]) -> dict[str, Row]:
+    """What a family's member deviates by: versions differ, and what else the systems do."""
+    return {name: (1.0, 1.15) for part in parts for name in part}
 
 
 def _free(owner: str, *parts: dict[str, Row]) -> Free:
@@ -76,7 +95,7 @@ STATE: dict[str, dict[str, Any]] = {
     "megatron-core": MIXED,
     "nemo-fp8": MIXED,
     "amp-t4": MIXED,
-    "amp-mixed": MIXED,
+    "amp-mixed": {**MIXED, "stall_bytes": 3e6},
     "jeanzay-before-numa": MIXED,
     "llm-foundry": {"pooled": True},
     "torchtitan": {**MIXED, "gradient_bytes": 4.0, "optimizer_bytes": 10.0},
@@ -110,13 +129,15 @@ GPU = Group(
     free=(
         _free(A100, _KIND),
         _free(H100, _KIND, {"matmul_efficiency": (0.72, 1.1, 0.3, 0.99), "matmul_half_area": (2.2e6, 1.7, 1e4, 3e7)}),
-        _free("vtrain", _STACK, _PIPELINE, _HOST),
-        _free("selene", _STACK, _PIPELINE, _HOST),
+        _free("megatron-a100", _SOFTWARE, _PIPELINE, _HOST),
+        _free("vtrain", _FABRIC, _deviating(_SOFTWARE, _PIPELINE)),
+        _free("selene", _FABRIC, _deviating(_SOFTWARE, _PIPELINE)),
         _free("selene-2022", {"slowdown": (0.97, 1.04)}),
-        _free("jeanzay", _STACK, _PIPELINE, _HOST, _JEANZAY),
+        _free("jeanzay", _FABRIC, _JEANZAY, _deviating(_SOFTWARE, _PIPELINE)),
         _free("jeanzay-before-numa", {"slowdown": (1.05, 1.05)}),
-        _free("megatron-core", _STACK, _PIPELINE, _H100_STACK),
-        _free("nemo-fp8", _STACK, _PIPELINE, _H100_STACK),
+        _free("megatron-h100", _H100_SOFTWARE),
+        _free("megatron-core", _H100_SYSTEM, _deviating(_H100_SOFTWARE)),
+        _free("nemo-fp8", _H100_SYSTEM, _deviating(_H100_SOFTWARE)),
         _free("llm-foundry", _STACK, _HOST, _SHARDED),
     ),
     stacks={
@@ -137,8 +158,9 @@ MIXED = Group(
     free=(
         _free(T4, _KIND, {"matmul_efficiency": (0.45, 1.2, 0.1, 0.95), "matmul_half_area": (3.3e5, 1.5, 1e4, 3e6)}),
         _free(V100, _KIND, {"matmul_efficiency": (0.6, 1.2, 0.2, 0.95), "matmul_half_area": (6.5e5, 1.5, 1e4, 6e6)}),
-        _free("amp-t4", _STACK, _PIPELINE, _HOST, {"inter_share": (0.5, 1.5, 0.05, 1.0)}),
-        _free("amp-mixed", _STACK, _PIPELINE, _HOST, {"inter_share": (0.5, 1.5, 0.05, 1.0)}),
+        _free("amp", _AMP, _PIPELINE, _SLOW_HOST),
+        _free("amp-t4", _AMP_FABRIC),
+        _free("amp-mixed", _AMP_FABRIC, {"send_share": (0.7, 1.3, 0.05, 1.0), "stall_s": (0.05, 2.0)}),
     ),
     stacks={
         "amp-t4": "DeepSpeed and Megatron-LM 1.1.5 on four nodes of four T4s (AMP, homogeneous trials)",

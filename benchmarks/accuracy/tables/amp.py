@@ -16,8 +16,7 @@ _FIRST_LAYER, _LAYERS = 3, 24
 
 
 def amp(folder: Path) -> Iterator[Case]:
-    """Trials of both clusters. In the mixed one the T4 node is taken for the first: the stage that its partitions make
-    smaller is the first."""
+    """Trials of both clusters. In the mixed one the T4 node is the last, as in the script that ran the trials."""
     for i, r in enumerate(read(folder, "amp_heterogeneous_trials")):
         if r["experiment"] not in ("homogeneous", "het_cluster"):
             continue
@@ -36,7 +35,7 @@ def amp(folder: Path) -> Iterator[Case]:
             table="amp_het_cluster" if mixed else "amp_t4",
             row=i,
             model=gpt(1024, _LAYERS, 16, 1024, 52256, dtype="float16"),
-            fabrics=((T4_NODE, 1), (V100_NODE, 3)) if mixed else ((T4_NODE, 4),),
+            fabrics=((V100_NODE, 3), (T4_NODE, 1)) if mixed else ((T4_NODE, 4),),
             stack="amp-mixed" if mixed else "amp-t4",
             strategy={
                 "dp": dp,
