@@ -119,6 +119,18 @@ class Pricing:
         )
         return ahead, back
 
+    def timed_kernels(
+        self, op: Op, strategy: Strategy, tensors: Mapping[str, Tensor], traffic: Traffic
+    ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+        """As `kernels`, with a measured op's seconds in place of what follows from its work."""
+        measured = self.op_times.get(op.key)
+        if measured is None:
+            return self.kernels(op, strategy, tensors, traffic)
+        share = local_fraction(op, strategy, self.mesh)
+        ahead_s, back_s = self._measured_s(measured, op, strategy, share, tensors, traffic)
+        back = (Kernel(0.0, back_s, 0.0, 0.0),) if has_backward(op, tensors) else ()
+        return (Kernel(0.0, ahead_s, 0.0, 0.0),), back
+
     def _provenance(self, op: Op, dtype: str, strategy: Strategy) -> Provenance:
         """How far the price of an op can be trusted; few kinds of work differ in it."""
         if self.products is not None and op.inside is None and is_matmul(op):
@@ -161,7 +173,8 @@ class Pricing:
 
     def _shares(self, op: Op, strategy: Strategy, share: float, tensors: Mapping[str, Tensor]) -> tuple[float, float]:
         """What one device's part of an op takes of the whole op's time, forward and backward: `share` of it, or more
-        where measured products say that smaller ones achieve less."""
+        where measured products say that smaller ones achieve less. Never less: what the op achieved is measured, and
+        that a part of it achieves more would be a guess."""
         if share == 1.0 or self.products is None or op.inside is not None or not is_matmul(op):
             return share, share
         dtype, whole = op_dtype(op, tensors), (REPLICATED,) * len(self.mesh)
@@ -174,8 +187,8 @@ class Pricing:
         part, all_of_it = seconds(strategy), seconds(whole)
         if part is None or all_of_it is None:
             return share, share
-        ahead = part[0] / all_of_it[0]
-        return ahead, sum(part[1:]) / sum(all_of_it[1:]) if len(part) > 1 else ahead
+        ahead = max(share, part[0] / all_of_it[0])
+        return ahead, max(share, sum(part[1:]) / sum(all_of_it[1:])) if len(part) > 1 else ahead
 
     def cast_matrix(
         self, tensor: Tensor, sources: Sequence[Spec], targets: Sequence[Spec]

@@ -22,7 +22,7 @@ run without R2, and each of whose launches counts.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,16 @@ class Kernel:
     launches: float
     dims: Dims | None = None
     misaligned: bool = False
+
+    def scaled(self, factor: float) -> "Kernel":
+        """One that takes so many times as long, whatever binds it."""
+        return replace(
+            self,
+            matmul_s=self.matmul_s * factor,
+            vector_s=self.vector_s * factor,
+            memory_s=self.memory_s * factor,
+            launches=self.launches * factor,
+        )
 
 
 def kernel_s(kernel: Kernel, kind: DeviceKind) -> float:

@@ -22,7 +22,7 @@ from planner import arguments as given
 from planner.api import load_task
 from planner.frontend.task import TrainingTask
 from planner.planfile.schema import Finding
-from planner.profile_facts import facts_of_kinds
+from planner.profile_facts import facts_of_kinds, with_measured_size
 from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime
@@ -144,7 +144,10 @@ class Estimator:
             given.require_no_sequence(sequence)
         self._task = load_task(model, sequence) if isinstance(model, str) else model
         self._captured = CapturedModel(self._task)
-        self._facts = facts_of_kinds(self._target, measured).facts if measured is not None else {}
+        self._facts = {}
+        if measured is not None:
+            kinds = facts_of_kinds(self._target, measured)
+            self._facts = with_measured_size(kinds, measured, self._captured.graph, (1,)).facts
         self._layers = _layer_table(self._target, measured, given.require_text("layer_model", self.layer_model))
 
     def __call__(self, strategy: AnyStrategy, global_batch: int) -> Estimate:

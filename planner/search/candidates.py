@@ -54,6 +54,11 @@ class Facts:
     _scales: dict[int, BlockScales] = field(default_factory=dict, init=False, repr=False, compare=False)
     _scaled: dict[int, Mapping[str, MeasuredOp]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    @property
+    def measured_any(self) -> bool:
+        """Whether products, ops or blocks were measured."""
+        return bool(self.op_times or self.blocks or self.products is not None)
+
     def op_times_of(self, graph: ModelGraph) -> Mapping[str, MeasuredOp]:
         """Op times at the microbatch size of a graph of the model, scaled once for each size."""
         if self.measured is None:

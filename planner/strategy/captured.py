@@ -1,10 +1,12 @@
 """A model captured for estimates: its work under each tensor-parallel layout, at any microbatch size.
 
-Graphs are captured at two microbatch sizes, primes that no axis of the layout divides, so that the model has the same
-options at both; what every strategy moves and computes lies on the line through them
-(`work.interpolated`), so that thousands of strategies cost no further capture.
+Graphs are captured at two microbatch sizes, so that the model has the same options at both: primes that have no divisor
+in common with an axis of the layout, times the devices of expert parallelism. What every strategy moves and computes
+lies on the line through them (`work.interpolated`), so that thousands of strategies cost no further capture. What was
+measured lies on no line: with a profile's products, ops or blocks a graph is captured at each size that is asked for.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,11 +26,11 @@ from planner.strategy.restricted import Role, choose
 from planner.strategy.strategy import Attention, Strategy
 from planner.strategy.work import Work, interpolated, work_of
 
-_PRIMES = (7, 11, 13, 17)
+_SMALLEST = 7  # of the sizes that graphs are captured at
 
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
-"""Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves open,
-so that a model's work is the same on all clusters. What moves is priced by the cluster's own links."""
+"""Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves
+open, so that a model's work is the same on all clusters. What moves is priced by the cluster's own links."""
 _Layout = tuple[str, int, int, int, bool, Attention, str | None]  # kind, cp, tp, ep, sp, attention, matmul dtype
 
 
@@ -38,6 +40,7 @@ class CapturedModel:
 
     task: TrainingTask
     _graphs: dict[int, ModelGraph] = field(default_factory=dict)
+    _samples: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
     _work: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> ModelGraph:
@@ -56,12 +59,12 @@ class CapturedModel:
     @cached_property
     def example_flops(self) -> float:
         """FLOPs of one example's forward and backward pass, nothing recomputed."""
-        return self.graph(_PRIMES[0]).step_flops / _PRIMES[0]
+        return self.graph(_SMALLEST).step_flops / _SMALLEST
 
     @cached_property
     def main_dtype(self) -> str:
         """The dtype that most matrix-product FLOPs run in."""
-        return main_dtype(self.graph(_PRIMES[0]))
+        return main_dtype(self.graph(_SMALLEST))
 
     def work(self, facts: Facts, strategy: Strategy) -> Work:
         """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there."""
@@ -70,14 +73,15 @@ class CapturedModel:
         layout = (kind.name, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype)
         examples = strategy.microbatch * strategy.ep
         at = (layout, examples)
-        if at not in self._work:
+        if at not in self._work and facts.measured_any:
+            self._work[at], _ = self._captured(facts, layout, examples, None)
+        elif at not in self._work:
             samples = []
             choice: tuple[int, ...] | None = None
-            for prime in [prime for prime in _PRIMES if prime not in (strategy.cp, strategy.tp, strategy.ep)][:2]:
-                size = prime * strategy.ep
-                if (layout, size) not in self._work:
-                    self._work[layout, size], choice = self._captured(facts, layout, size, choice)
-                samples.append(self._work[layout, size])
+            for size in [prime * strategy.ep for prime in _primes(strategy.cp * strategy.tp * strategy.ep)]:
+                if (layout, size) not in self._samples:
+                    self._samples[layout, size], choice = self._captured(facts, layout, size, choice)
+                samples.append(self._samples[layout, size])
             self._work[at] = interpolated(samples[0], samples[1], examples)
         return self._work[at]
 
@@ -96,11 +100,22 @@ class CapturedModel:
             op_times=facts.op_times_of(self.graph(size)),
             products=facts.products,
         )
-        space = ModelSpace(graph=self.graph(size), pricing=pricing)
+        scales = facts.block_scales_of(self.graph(size))
+        space = ModelSpace(graph=self.graph(size), pricing=pricing, scales=scales)
         if choice is None:
             choice = choose(space, roles, sp=sp)
         decisions = {remat: _decision(space, choice, remat) for remat in ("none", "full")}
         return work_of(decisions, attention, matmul_dtype), choice
+
+
+def _primes(degrees: int) -> tuple[int, int]:
+    """The two least primes from `_SMALLEST` on that divide none of the degrees."""
+    found, at = list[int](), _SMALLEST
+    while len(found) < 2:
+        if degrees % at and all(at % d for d in range(2, math.isqrt(at) + 1)):
+            found.append(at)
+        at += 1
+    return found[0], found[1]
 
 
 def _decision(space: ModelSpace, choice: tuple[int, ...], remat: Remat) -> Decision:

@@ -26,9 +26,9 @@ from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
 from planner.strategy.scheduled import has_formula, homes, pipeline_s, stage_blocks
 from planner.strategy.stages import cut_bytes, held
-from planner.strategy.strategy import ITEMSIZE, Strategy
-from planner.strategy.work import Leaf, Work
-from planner.strategy.zero import state_ways
+from planner.strategy.state import gradient_itemsize, states_of
+from planner.strategy.strategy import Strategy
+from planner.strategy.work import Work
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def step_time(
         measured: of each stage, where its layers were: in place of `times`.
     """
     stages = stage_blocks(parts, strategy)
-    send_s = _send_s(cut_bytes(work, parts), links, strategy)
+    crossing = cut_bytes(work, parts)
+    send_s = _send_s(crossing, links, strategy, stack)
+    holders = [sum(bool(leaf.readers & blocks.positions) for blocks in stages) for leaf in work.leaves]
     m = microbatches
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
@@ -95,13 +97,15 @@ def step_time(
         single = frozenset(
             i for i, leaf in enumerate(work.leaves) if not leaf.layered and leaf.readers & blocks.positions
         )
-        alike = (blocks.key, single, paces[s][0].name, paces[s][1], s in (0, len(stages) - 1), own)
+        alike = (blocks.key, single, paces[s][0].name, paces[s][1], own)
         if alike not in known:
-            known[alike] = _stage_time(work, s, blocks, times[s], paces[s], links, strategy, stack, send_s, m, own)
+            known[alike] = _stage_time(
+                work, blocks, holders, times[s], paces[s], links, strategy, stack, send_s, m, own
+            )
         rows.append(known[alike])
     p, v = len(rows), strategy.interleave
     exposed = stack.send_exposed * 2.0 * v * send_s if p > 1 else 0.0
-    stall_s = _stall_s(work, links, strategy, stack)
+    stall_s = _stall_s(crossing, links, strategy, stack)
     beside_s = stack.microbatch_s + stall_s
     each = [row.microbatch_s + beside_s + exposed for row in rows]
     if strategy.schedule == "gpipe":
@@ -125,13 +129,13 @@ def step_time(
     communication_s = m * (busy.comm_s + busy.gather_s)
     sends_s = m * (exposed + stall_s) + (p - 1) * 2.0 * send_s
     overhead_s = m * stack.microbatch_s + stack.step_s + (step_s - plain_s)
-    known = compute_s + communication_s + sends_s + overhead_s + ends[last]
+    told_s = compute_s + communication_s + sends_s + overhead_s + ends[last]
     return StepTime(
         step_s=step_s,
         compute_s=compute_s,
         communication_s=communication_s,
         sends_s=sends_s,
-        bubble_s=max(0.0, step_s - known),
+        bubble_s=max(0.0, step_s - told_s),
         gradients_s=rows[last].exposed_s,
         optimizer_s=rows[last].update_s,
         overhead_s=overhead_s,
@@ -170,7 +174,7 @@ def _simulated_s(
     return pipeline_s(strategy, microbatches, forward, backward, weight, send_s)
 
 
-def _send_s(size_bytes: float, links: AxisLinks, strategy: Strategy) -> float:
+def _send_s(size_bytes: float, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
     """A microbatch's activations (or their cotangents), `size_bytes` whole, from a device of a stage to its peer of the
     next."""
     if strategy.pp == 1:
@@ -182,21 +186,22 @@ def _send_s(size_bytes: float, links: AxisLinks, strategy: Strategy) -> float:
         joined_s = links.seconds("all_gather", "tp", size)
     if strategy.sp or strategy.scatter_gather:
         size /= strategy.tp
-    return link.start_s + link.latency_s + size / link.bandwidth_bytes_per_s + joined_s
+    starts = stack.start_s is not None or stack.inter_start_s is not None  # planned transfers have none (`transfers`)
+    return (link.start_s if starts else 0.0) + link.latency_s + size / link.bandwidth_bytes_per_s + joined_s
 
 
-def _stall_s(work: Work, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
+def _stall_s(size_bytes: float, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
     """What a microbatch waits for short messages that were lost (`Stack.stall_s`)."""
     split = strategy.tp > 1 and (strategy.sp or strategy.scatter_gather)
     if strategy.pp == 1 or not split or links.by_axis["pp"].tree_latency_s is None:  # None: inside nodes
         return 0.0
-    return stack.stall_s if work.stream_bytes / strategy.cp / strategy.tp < stack.stall_bytes else 0.0
+    return stack.stall_s if size_bytes / strategy.cp / strategy.ep / strategy.tp < stack.stall_bytes else 0.0
 
 
 def _stage_time(
     work: Work,
-    stage: int,
     blocks: Blocks,
+    holders: Sequence[int],
     times: dict[str, ClassTimes],
     pace: tuple[DeviceKind, float],
     links: AxisLinks,
@@ -211,7 +216,7 @@ def _stage_time(
     comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.classes.items())
     if measured is not None:  # what collectives take of what was measured is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, sum(measured.modelled_s)
-    states = _states(held(work.leaves, blocks), strategy, stack)
+    states = states_of(held(work.leaves, blocks), strategy, stack)
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
     update_s = sum(one.moved for one in states) / bandwidth
@@ -219,19 +224,19 @@ def _stage_time(
         kept = sum(one.kept_gradients if strategy.zero >= 2 else one.gradients for one in states)
         backward += 3.0 * kept / bandwidth
     if measured is not None and measured.update_s is not None:
-        update_s = measured.update_s / (strategy.dp * strategy.cp if strategy.zero else 1)
+        everything = sum(one.moved_whole for one in states)
+        update_s = measured.update_s * (sum(one.moved for one in states) / everything if everything else 1.0)
     gather_s = renewed_s = reduce_s = 0.0  # each microbatch; new values of parameters, and gradients, once a step
     for one in states:
-        if not one.split:  # summed over the one axis, then over the other
-            reduce_s += sum(links.seconds("all_reduce", axis, one.gradients, one.starts) for axis in one.axes)
-        elif strategy.zero == 3:
-            gather_s += 2.0 * one.joint_s(links, "all_gather", one.weights, strategy)
-            gather_s += one.joint_s(links, "reduce_scatter", one.gradients, strategy)
-        else:
-            renewed_s += one.joint_s(links, "all_gather", one.trained, strategy)
-            scatter_s = one.joint_s(links, "reduce_scatter", one.gradients, strategy)
-            gather_s += scatter_s if strategy.zero == 2 else 0.0
-            reduce_s += scatter_s if strategy.zero == 1 else 0.0
+        reduce_s += one.rest_s(links)
+        if strategy.zero == 3:
+            gather_s += 2.0 * one.split_s(links, "all_gather", one.weights, one.gathers)
+            gather_s += one.split_s(links, "reduce_scatter", one.gradients, one.scatters)
+            continue
+        renewed_s += one.split_s(links, "all_gather", one.trained, one.starts)
+        scatter_s = one.split_s(links, "reduce_scatter", one.gradients, one.starts)
+        gather_s += scatter_s if strategy.zero == 2 else 0.0
+        reduce_s += scatter_s if strategy.zero == 1 else 0.0
     if strategy.zero == 3:
         hidden = stack.parameter_overlap * (forward + backward - comm) if strategy.overlap_parameters else 0.0
         gather_s = max(0.0, gather_s - hidden)
@@ -243,66 +248,9 @@ def _stage_time(
     behind = _window_s(backward, strategy, microbatches) * stack.gradient_overlap if strategy.overlap_gradients else 0.0
     before = forward * stack.parameter_overlap if strategy.overlap_parameters else 0.0
     exposed_s = max(0.0, reduce_s - behind) + max(0.0, renewed_s - before)
-    tied_s = _tied_s(work, stage, blocks, links, strategy, stack) if strategy.pp > 1 else 0.0
-    whole_s = reduce_s + renewed_s + tied_s
-    return StageTime(forward, backward, comm, send_s, gather_s, whole_s, exposed_s + tied_s, update_s)
-
-
-@dataclass
-class _State:
-    """Bytes of parameters on one device that are kept alike: of all values, of trained ones and their gradients, before
-    ZeRO splits any; of gradients as split; what an update moves; and how many collectives reduce the gradients.
-
-    Attributes:
-        axes: whose devices hold the same values: of context parallelism, and of data parallelism or, for experts, of
-            the part of it that does not share them out.
-        split: whether ZeRO splits them.
-    """
-
-    axes: tuple[str, str]
-    split: bool
-    weights: float = 0.0
-    trained: float = 0.0
-    gradients: float = 0.0
-    kept_gradients: float = 0.0
-    moved: float = 0.0
-    starts: float = 0.0
-
-    def joint_s(self, links: AxisLinks, kind: str, size_bytes: float, strategy: Strategy) -> float:
-        """A gather or scatter over both axes: over cp, which lies inside, all of it, over the other the part of it that
-        a device of cp has."""
-        inside, outside = self.axes
-        inside_s = links.seconds(kind, inside, size_bytes, self.starts)
-        return inside_s + links.seconds(kind, outside, size_bytes / strategy.cp, self.starts)
-
-
-def _states(owned: Sequence[tuple[Leaf, float]], strategy: Strategy, stack: Stack) -> list[_State]:
-    """Of the parameters that ZeRO splits and of those that stay whole, experts apart."""
-    states: dict[tuple[bool, bool], _State] = {}
-    for leaf, elements in owned:
-        facts = leaf.facts
-        ways = state_ways(leaf, strategy, flat=stack.flat_state) if strategy.zero else 1
-        axes = ("cp", "edp" if leaf.expert else "dp")
-        found = states.setdefault((leaf.expert, ways > 1), _State(axes, ways > 1))
-        weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
-        found.weights += elements * weight_bytes
-        if not facts.trained:
-            continue
-        found.trained += elements * weight_bytes
-        itemsize = _gradient_itemsize(leaf, strategy)
-        found.gradients += elements * itemsize
-        found.kept_gradients += elements * itemsize / ways
-        found.starts += 1.0
-        kept = facts.optimizer_bytes_per_element if stack.optimizer_bytes is None else stack.optimizer_bytes
-        found.moved += elements * (2 * weight_bytes + itemsize + 2 * kept) / ways
-    for found in states.values():
-        if strategy.bucket_bytes and found.gradients:
-            found.starts = math.ceil(found.gradients / strategy.bucket_bytes)
-    return list(states.values())
-
-
-def _gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:
-    return ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else leaf.facts.gradient_itemsize
+    meeting_s = _meeting_s(work, blocks, holders, links, strategy) if strategy.pp > 1 else 0.0
+    whole_s = reduce_s + renewed_s + meeting_s
+    return StageTime(forward, backward, comm, send_s, gather_s, whole_s, exposed_s + meeting_s, update_s)
 
 
 def _window_s(backward_s: float, strategy: Strategy, microbatches: int) -> float:
@@ -316,14 +264,15 @@ def _window_s(backward_s: float, strategy: Strategy, microbatches: int) -> float
     return backward_s * (p * (v - 1) / v + 1.0 / v) if v > 1 else backward_s
 
 
-def _tied_s(work: Work, stage: int, blocks: Blocks, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
-    """Gradients of a parameter that the first and the last stage hold meet in an all-reduce of the two."""
-    if stage not in (0, strategy.pp - 1):
-        return 0.0
+def _meeting_s(work: Work, blocks: Blocks, holders: Sequence[int], links: AxisLinks, strategy: Strategy) -> float:
+    """Gradients of parameters that several stages hold meet in an all-reduce of these.
+
+    Args:
+        holders: of each of the model's leaves, how many stages hold it.
+    """
     link = links.by_axis["pp"]
-    size = 0.0
-    for leaf, elements in held(work.leaves, blocks):
-        elsewhere = not leaf.readers <= blocks.positions
-        if not leaf.layered and elsewhere and leaf.facts.trained:
-            size += elements * _gradient_itemsize(leaf, strategy)
-    return link.start_s + size / link.bandwidth_bytes_per_s if size else 0.0
+    moved = 0.0
+    for leaf, count in zip(work.leaves, holders, strict=True):
+        if count > 1 and not leaf.layered and leaf.facts.trained and leaf.readers & blocks.positions:
+            moved += 2.0 * (count - 1) / count * leaf.elements * gradient_itemsize(leaf, strategy)
+    return link.start_s + moved / link.bandwidth_bytes_per_s if moved else 0.0

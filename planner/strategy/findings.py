@@ -11,7 +11,7 @@ from planner.space.decision import Decision
 from planner.strategy.restricted import Role
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Work
-from planner.strategy.zero import state_ways
+from planner.strategy.zero import replicas, state_parts
 
 _LEAST_SHARE = 0.01  # of the model's parameters: what is smaller is not worth a word
 
@@ -39,9 +39,10 @@ def held_in_estimate(work: Work, strategy: Strategy, stack: Stack) -> list[HeldP
     found = []
     for leaf in work.leaves:
         shape = list(leaf.shape)
-        if leaf.tensor_dim is not None:
-            shape[leaf.tensor_dim] *= strategy.tp
-        split = state_ways(leaf, strategy, flat=stack.flat_state) == strategy.dp * strategy.cp
+        for dim, degree in ((leaf.tensor_dim, strategy.tp), (leaf.expert_dim, strategy.ep)):
+            if dim is not None:
+                shape[dim] *= degree
+        split = state_parts(leaf, strategy, flat=stack.flat_state) == replicas(leaf, strategy)
         facts = leaf.facts
         found.append(
             HeldParameter(facts.path, tuple(shape), facts.elements, facts.trained, leaf.tensor_dim, state_split=split)
@@ -70,8 +71,8 @@ def degree_findings(held: Sequence[HeldParameter], strategy: Strategy) -> Iterat
         matrices = [one for one in held if len(one.shape) > 1]
         yield from _whole_matrices([one for one in matrices if one.tensor_dim is None], strategy.tp, elements)
         yield from _split_elsewhere(matrices, strategy.tp, elements)
-    replicas = strategy.dp * strategy.cp
-    if strategy.zero and replicas > 1:
+    several = strategy.dp * strategy.cp
+    if strategy.zero and several > 1:
         whole = [one for one in held if one.trained and not one.state_split]
         share = sum(one.elements for one in whole) / elements
         if share >= _LEAST_SHARE:
@@ -80,7 +81,7 @@ def degree_findings(held: Sequence[HeldParameter], strategy: Strategy) -> Iterat
                 code="MP177",
                 severity="warning",
                 message=f"zero={strategy.zero}: {degrees} divides no dim of {_named(whole)}, {share:.0%} of the "
-                f"parameters, whose state stays whole on several of {replicas} devices",
+                f"parameters, whose state stays whole on several of {several} devices",
                 hint="choose degrees that divide their dims; in an estimate, `flat_state=on` or a framework's stack "
                 "splits state as one array",
             )
@@ -125,7 +126,7 @@ def overlap_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
     asked = {
         "overlap_gradients": ("gradient_overlap", strategy.dp * strategy.cp > 1),
         "overlap_parameters": ("parameter_overlap", strategy.dp * strategy.cp > 1 and strategy.zero > 0),
-        "overlap_tensor": ("tensor_overlap", strategy.tp * strategy.cp > 1),
+        "overlap_tensor": ("tensor_overlap", strategy.tp * strategy.cp * strategy.ep > 1),
     }
     for name, (constant, moves) in asked.items():
         if not getattr(strategy, name):

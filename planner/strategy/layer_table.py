@@ -215,8 +215,8 @@ class LayerTable:
 
 def _require_known(strategy: Strategy, model: str) -> None:
     asked = None
-    if strategy.cp > 1:
-        asked = f"cp={strategy.cp}"
+    if strategy.cp > 1 or strategy.ep > 1:
+        asked = f"cp={strategy.cp}" if strategy.cp > 1 else f"ep={strategy.ep}"
     elif strategy.remat == "selective":
         asked = "remat=selective"
     elif strategy.schedule not in CLOSED:

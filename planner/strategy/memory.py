@@ -17,7 +17,7 @@ from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import ClassWork, Work
-from planner.strategy.zero import state_ways
+from planner.strategy.zero import state_parts
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def stage_memory(
     from stage to stage."""
     parameters = gradients = optimizer = 0.0
     gathered: dict[int, float] = {}  # for one block
-    for leaf, elements in held(work.leaves, blocks):
-        facts = leaf.facts
+    for one in held(work.leaves, blocks):
+        leaf, elements, facts = one.leaf, one.elements, one.leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
-        ways = state_ways(leaf, strategy, flat=stack.flat_state)
+        ways = math.prod(state_parts(leaf, strategy, flat=stack.flat_state))
         parameters += weight / (ways if strategy.zero == 3 else 1)
         if strategy.zero == 3 and ways > 1:
             reading = leaf.readers & blocks.positions

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from costmodel.errors import InputError
 from planner.strategy.blocks import Blocks
 from planner.strategy.scheduled import parts_count
+from planner.strategy.state import HeldLeaf
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Leaf, Work
 
@@ -81,11 +82,11 @@ def cut_bytes(work: Work, parts: Sequence[Blocks]) -> float:
     return max(float(work.border_bytes[cut - 1].mean()) for cut in cuts if 0 < cut < len(work.order))
 
 
-def held(leaves: tuple[Leaf, ...], blocks: Blocks) -> list[tuple[Leaf, float]]:
-    """Leaves that a stage holds, with the elements of each on one device of the tensor-parallel group."""
+def held(leaves: tuple[Leaf, ...], blocks: Blocks) -> list[HeldLeaf]:
+    """Leaves that a stage holds."""
     found = []
     for leaf in leaves:
         reading = len(leaf.readers & blocks.positions)
         if reading:
-            found.append((leaf, leaf.elements * (reading if leaf.layered else 1)))
+            found.append(HeldLeaf(leaf, leaf.elements * (reading if leaf.layered else 1), reading))
     return found

@@ -36,7 +36,7 @@ class Strategy:
         rank_order: axes of the device order, innermost first, such as ``tp-cp-dp-pp``.
         gradient_dtype: in which gradients are reduced; None for what the model keeps.
         overlap_gradients, overlap_parameters, overlap_tensor: whether gradient reductions, gathers of parameters, and
-            collectives of tensor and context parallelism run beside compute.
+            collectives of tensor, context and expert parallelism run beside compute.
         bucket_bytes: gradients are reduced in parts of this size.
         attention: ``graph`` as captured, each op by itself; ``fused`` the softmax in one kernel; ``flash`` without
             scores in memory.

@@ -21,6 +21,7 @@ from costmodel.sharding import result_spec, split_factor
 from planner.search.layout import crossing_bytes, crossing_values
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
+from planner.space.model_space import SMALL
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import Core, attention_cores
 from planner.strategy.layers import layer_classes
@@ -80,7 +81,8 @@ class Leaf:
     Attributes:
         elements: that one block of a reading class needs; shape: of these, on one device.
         tensor_dim: dim that tensor parallelism splits, if any.
-        expert: whether expert parallelism splits it.
+        expert_dim: dim that expert parallelism splits, if any.
+        small: whether it is so small that plans keep it whole (`planner.space.model_space.SMALL`).
         layered: whether every block reads an item of its own.
         readers: positions of blocks.
     """
@@ -89,7 +91,8 @@ class Leaf:
     elements: float
     shape: tuple[int, ...]
     tensor_dim: int | None
-    expert: bool
+    expert_dim: int | None
+    small: bool
     layered: bool
     readers: frozenset[int]
 
@@ -154,7 +157,10 @@ def _class_work(
     weight: list[float] = []
     for op in cls.ops:
         strategy = decision.op_strategies[key][op.name]
-        ahead, back = space.pricing.kernels(op, strategy, cls.tensors, space.traffic[key])
+        ahead, back = space.pricing.timed_kernels(op, strategy, cls.tensors, space.traffic[key])
+        if (scale := space.scales.get(key)) is not None:
+            ahead = tuple(kernel.scaled(scale.forward) for kernel in ahead)
+            back = tuple(kernel.scaled(scale.backward) for kernel in back)
         moving = [n for n in op.inputs if n and cls.tensors[n].needs_grad]
         of_weights = [n for n in moving if cls.tensors[n].role == "param" or n in space.derived[key]]
         share = 0.0 if not of_weights else 1.0 if len(of_weights) == len(moving) else 0.5
@@ -269,6 +275,7 @@ def _moves(decision: Decision, key: str) -> Moves:
 
 def _leaves(decision: Decision) -> tuple[Leaf, ...]:
     space, found = decision.space, list[Leaf]()
+    total = sum(p.elements for p in space.graph.params.values())
     readers: dict[str, set[int]] = defaultdict(set)
     for at, block in enumerate(space.graph.blocks):
         for source in block.inputs:
@@ -286,7 +293,8 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
                 elements=float(math.prod(shape)),
                 shape=tuple(shape),
                 tensor_dim=dims.get("model"),
-                expert="expert" in dims,
+                expert_dim=dims.get("expert"),
+                small=space.graph.params[name].elements < SMALL * total,
                 layered=node.count > len(node.names),
                 readers=frozenset(readers[name]),
             )

