@@ -21,7 +21,7 @@ def render_trace(step: StepSimulation) -> str:
     parts = device_stages(step.plan)
     for stage in parts:
         events.append(_named("process_name", stage, 0, f"stage {stage_label(parts, stage)}"))
-        events.append({"name": "process_sort_index", "ph": "M", "pid": stage, "tid": 0, "args": {"sort_index": stage}})
+        events.append(_metadata("process_sort_index", stage, 0, {"sort_index": stage}))
     events += _compute(step)
     events += _endings(step)
     events += _messages(step)
@@ -93,9 +93,8 @@ def _memory(step: StepSimulation) -> list[dict[str, Any]]:
         name = f"{_group(step, curve.actor)} memory of a device"
         for time_s, size in zip(curve.times_s, curve.bytes, strict=True):
             stage, group = curve.actor
-            events.append(
-                {"name": name, "ph": "C", "pid": stage, "tid": group, "ts": _us(time_s), "args": {"bytes": size}}
-            )
+            event = {"name": name, "cat": "memory", "ph": "C", **_ids(stage, group), "ts": _us(time_s)}
+            events.append(event | {"args": {"bytes": size}})
     return events
 
 
@@ -108,14 +107,25 @@ def _groups(step: StepSimulation, stage: int) -> int:
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+    return _metadata(what, process, thread, {"name": name})
+
+
+def _metadata(what: str, process: int, thread: int, given: dict[str, Any]) -> dict[str, Any]:
+    return {"name": what, "cat": "__metadata", "ph": "M", "ts": 0, **_ids(process, thread), "args": given}
 
 
 def _complete(process: int, thread: int, name: str, category: str, start_s: float, end_s: float) -> dict[str, Any]:
     start_us = _us(start_s)
-    length_us = max(round(_us(end_s) - start_us, 4), 0.0)  # so that an event ends where the next begins
-    return {"name": name, "cat": category, "ph": "X", "pid": process, "tid": thread, "ts": start_us, "dur": length_us}
+    length_us = max(_us(end_s) - start_us, 0.0)
+    return {"name": name, "cat": category, "ph": "X", **_ids(process, thread), "ts": start_us, "dur": length_us}
+
+
+def _ids(process: int, thread: int) -> dict[str, int]:
+    """Counted from 1: to viewers 0 is the idle process, which some leave out."""
+    return {"pid": process + 1, "tid": thread + 1}
 
 
 def _us(time_s: float) -> float:
-    return round(time_s * 1e6, 4)
+    """Microseconds in whole 64ths, whose sums are exact. Viewers add start and duration, some after cutting each to
+    whole nanoseconds; of an event that ends the least bit after the next one begins they make a parent of that one."""
+    return round(time_s * 1e6 * 64) / 64
