@@ -133,6 +133,24 @@ def _one_f_one_b_actions(stage: int, own: Sequence[int], window: int, span: int)
     return tuple(actions)
 
 
+def dealt(schedule: Schedule, shares: Shares) -> Schedule:
+    """A schedule of one group a stage, each stage's list dealt to its groups by microbatch.
+
+    An order of all actions that agrees with every list agrees with every part of a list too, so what does not deadlock
+    does not after it is dealt.
+
+    Args:
+        schedule: one row a stage, in order.
+        shares: checked; per row, per group its microbatches.
+    """
+    rows = []
+    for row, groups in zip(schedule.actions, shares, strict=True):
+        for group, own in enumerate(map(frozenset, groups)):
+            actions = tuple(action for action in row.actions if action.microbatch in own)
+            rows.append(ActorActions(stage=row.stage, group=group, actions=actions))
+    return Schedule(name=schedule.name, microbatches=schedule.microbatches, actions=tuple(rows))
+
+
 def checked_shares(stages: int, microbatches: int, shares: Shares | None) -> Shares:
     """The shares, or those of one group a stage.
 

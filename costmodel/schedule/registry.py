@@ -76,14 +76,14 @@ FAMILIES: dict[str, ScheduleFamily] = {
             name="interleaved",
             generate=interleaved,
             summary="1F1B over several chunks a stage",
-            optional=("chunks",),
+            optional=("chunks", "shares"),
             chunks="chunks",
         ),
         ScheduleFamily(
             name="breadth-first",
             generate=breadth_first,
             summary="all microbatches chunk by chunk, there and back",
-            optional=("chunks",),
+            optional=("chunks", "shares"),
             chunks="chunks",
         ),
         ScheduleFamily(
@@ -91,6 +91,7 @@ FAMILIES: dict[str, ScheduleFamily] = {
             generate=layer_major,
             summary="all microbatches layer by layer, layers placed in turn",
             required=("layers",),
+            optional=("shares",),
             chunks="layers",
         ),
         ScheduleFamily(
@@ -108,13 +109,28 @@ FAMILIES: dict[str, ScheduleFamily] = {
             splits_backward=True,
         ),
         ScheduleFamily(
-            name="zb-v", generate=zb_v, summary="zero bubble, two chunks in a V", splits_backward=True, chunks=2
+            name="zb-v",
+            generate=zb_v,
+            summary="zero bubble, two chunks in a V",
+            splits_backward=True,
+            optional=("shares",),
+            chunks=2,
         ),
         ScheduleFamily(
-            name="v-half", generate=v_half, summary="a V in half of 1F1B's memory", splits_backward=True, chunks=2
+            name="v-half",
+            generate=v_half,
+            summary="a V in half of 1F1B's memory",
+            splits_backward=True,
+            optional=("shares",),
+            chunks=2,
         ),
         ScheduleFamily(
-            name="v-min", generate=v_min, summary="a V in a third of 1F1B's memory", splits_backward=True, chunks=2
+            name="v-min",
+            generate=v_min,
+            summary="a V in a third of 1F1B's memory",
+            splits_backward=True,
+            optional=("shares",),
+            chunks=2,
         ),
         ScheduleFamily(
             name="sequence-chunks",

@@ -14,47 +14,63 @@ chunk 1's the other way round; an activation's life on a stage, and with it memo
 
 Three gaps, after the turns of the way there, of the loss and of the way back, are chosen as the smallest for which no
 two actions of a stage fall into one slot (modulo six). Only the order in each stage's list is kept, so nothing waits
-for a slot.
+for a slot. Where stages have several groups, each runs the actions of its own microbatches in the order of its stage.
 """
 
 from collections.abc import Iterable
 from itertools import product
 
-from costmodel.schedule.actions import Action, ActionKind, ActorActions, Schedule, require_positive
+from costmodel.schedule.actions import Action, ActionKind, ActorActions, Schedule
+from costmodel.schedule.generate import Shares, checked_shares, dealt
 
 _PERIOD = 6
 
 
-def zb_v(stages: int, microbatches: int) -> Schedule:
+def zb_v(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """ZB-V: the memory of 1F1B on every stage, without a bubble if F = B = W; each link carries everything twice.
 
+    Args:
+        stages: number of stages p.
+        microbatches: number of microbatches m.
+        shares: per stage and group the microbatches that it runs; by default each stage has one group.
+
     Raises:
-        InputError: MP143 for a count below 1.
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
-    _check(stages, microbatches)
+    checked = checked_shares(stages, microbatches, shares)
     rows = []
     for stage in range(stages):
         units = _zb_v_order(stages, max(microbatches, 2 * stages - 1), stage)
         rows.append(_row(stages, stage, (unit for unit in units if unit[2] < microbatches)))
-    return Schedule(name="zb-v", microbatches=microbatches, actions=tuple(rows))
+    return dealt(Schedule(name="zb-v", microbatches=microbatches, actions=tuple(rows)), checked)
 
 
-def v_half(stages: int, microbatches: int) -> Schedule:
+def v_half(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """V-Half: about half of 1F1B's memory on every stage.
 
+    Args:
+        stages: number of stages p.
+        microbatches: number of microbatches m.
+        shares: per stage and group the microbatches that it runs; by default each stage has one group.
+
     Raises:
-        InputError: MP143 for a count below 1.
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
-    return _repeated("v-half", stages, microbatches, 1, 2)
+    return _repeated("v-half", stages, microbatches, shares, 1, 2)
 
 
-def v_min(stages: int, microbatches: int) -> Schedule:
+def v_min(stages: int, microbatches: int, shares: Shares | None = None) -> Schedule:
     """V-Min: about a third of 1F1B's memory on every stage.
 
+    Args:
+        stages: number of stages p.
+        microbatches: number of microbatches m.
+        shares: per stage and group the microbatches that it runs; by default each stage has one group.
+
     Raises:
-        InputError: MP143 for a count below 1.
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the microbatches.
     """
-    return _repeated("v-min", stages, microbatches, 1, 1)
+    return _repeated("v-min", stages, microbatches, shares, 1, 1)
 
 
 _Unit = tuple[ActionKind, int, int]
@@ -92,15 +108,15 @@ def _zb_v_order(stages: int, microbatches: int, stage: int) -> list[_Unit]:
     return units
 
 
-def _repeated(name: str, stages: int, microbatches: int, there: int, back: int) -> Schedule:
-    _check(stages, microbatches)
+def _repeated(name: str, stages: int, microbatches: int, shares: Shares | None, there: int, back: int) -> Schedule:
+    checked = checked_shares(stages, microbatches, shares)
     rows = []
     for stage, block in enumerate(_building_block(stages, there, back)):
         slots: list[tuple[int, _Unit]] = [
             (slot + _PERIOD * k, (kind, chunk, k)) for (kind, chunk), slot in block.items() for k in range(microbatches)
         ]
         rows.append(_row(stages, stage, (unit for _, unit in sorted(slots))))
-    return Schedule(name=name, microbatches=microbatches, actions=tuple(rows))
+    return dealt(Schedule(name=name, microbatches=microbatches, actions=tuple(rows)), checked)
 
 
 def _building_block(stages: int, there: int, back: int) -> list[dict[tuple[ActionKind, int], int]]:
@@ -142,8 +158,3 @@ def _row(stages: int, stage: int, units: Iterable[_Unit]) -> ActorActions:
     virtual = (stage, 2 * stages - 1 - stage)
     actions = tuple(Action(virtual[chunk], kind, k) for kind, chunk, k in units)
     return ActorActions(stage=stage, group=0, actions=actions)
-
-
-def _check(stages: int, microbatches: int) -> None:
-    require_positive("stages", stages)
-    require_positive("microbatches", microbatches)

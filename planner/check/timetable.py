@@ -157,7 +157,7 @@ def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
         return
     shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
     try:
-        made = family.generate(len(plan.stages), plan.microbatches, shares)
+        made = family.generate(len(plan.stages), plan.microbatches, shares=shares)
     except InputError:
         return  # MP609 says so
     expected = {row.actor: row.actions for row in made.actions}

@@ -290,19 +290,26 @@ class _Search:
         built = list(self._options(stages, size, count, held[-1]))
         if not built:
             return np.inf, False
-        graph = self.request.graph_of(size)
-        problem = self._problem(graph, [b.option for b in built], count, held)
-        result = plan_stages(problem, keep=KEEP, budget=DP)
-        self.limit_fired |= result.limit_fired
-        plans = result.plans or ((result.nearest,) if result.nearest is not None else ())
         best, missed = np.inf, False
-        for plan in plans:
-            for found in self._offer_all(self._layout(graph, built, plan, count)):
+        alone = [b for b in built if len(b.groups) == 1]
+        # Stages of several groups hold up their neighbours in ways that the closed form does not see, looped schedules
+        # most: the best layouts without any are tried as well.
+        for options in (built, alone) if 0 < len(alone) < len(built) else (built,):
+            for found in self._layouts(size, options, held):
                 best = min(best, found.time_s) if found.feasible else best
                 missed = missed or not found.feasible
         if best < np.inf:
             self._remember(built)
         return best, missed
+
+    def _layouts(self, size: int, built: list[_Built], held: tuple[int, ...]) -> Iterator[Score]:
+        """Offers the best few layouts of the DP over some options."""
+        count, graph = self.request.global_batch // size, self.request.graph_of(size)
+        problem = self._problem(graph, [b.option for b in built], count, held)
+        result = plan_stages(problem, keep=KEEP, budget=DP)
+        self.limit_fired |= result.limit_fired
+        for plan in result.plans or ((result.nearest,) if result.nearest is not None else ()):
+            yield from self._offer_all(self._layout(graph, built, plan, count))
 
     def _remember(self, built: list[_Built]) -> None:
         """Inner axis sizes of each pool that come within reach of the fastest mesh of the same number of devices."""

@@ -7,7 +7,7 @@ like any layout: exact memory, and the step time by simulation. What cannot beat
 
 * V1  a straight variant takes no less than the bound E3 of `costmodel.pipeline`, with W apart where it splits
   backwards; GPipe also no less than E2.
-* V2  with T(a) the least time of a whole step of the whole model on stage a's devices alone, all stages together do at
+* V2  with T(a) the least time of a whole step of the whole model on group a's devices alone, all groups together do at
   most Σ 1 / T(a) steps a second, however blocks are cut (B2 of `bounds`).
 """
 
@@ -147,14 +147,14 @@ def under_schedules(layout: Layout, asked: str | None, best_s: float) -> Iterato
         if least_stages(asked) == 1:
             yield score(replace(layout, schedule=names[0]), costs)
         return
-    if any(len(stage.groups) > 1 for stage in layout.stages):
-        for name in names:
-            if len(names) == 1 or "shares" in FAMILIES[name].optional:
-                yield score(replace(layout, schedule=name), costs)
-        return
+    several = any(len(stage.groups) > 1 for stage in layout.stages)
     for name in names:
-        for variant in _variants(layout, schedule_family(name), costs, asked):
-            always = variant.schedule == "1f1b" or len(names) == 1
+        family = schedule_family(name)
+        if several and len(names) > 1 and "shares" not in family.optional:
+            continue
+        plain = several and family.chunks == 1  # the bounds and caps of straight schedules are for one group a stage
+        for variant in [replace(layout, schedule=name)] if plain else _variants(layout, family, costs, asked):
+            always = variant.schedule == "1f1b" or len(names) == 1 or plain
             if always or _least_s(variant, costs) < best_s:
                 found = score(variant, costs if len(variant.stages) == len(layout.stages) else None)
                 best_s = min(best_s, found.time_s) if found.feasible else best_s
@@ -202,9 +202,11 @@ def _looped(layout: Layout, family: ScheduleFamily) -> Iterator[Layout]:
         virtual = family.virtual_stages(stages, **parameters)
         if not stages <= virtual <= most or (virtual == stages and family.chunks != "layers"):
             return
-        actions = make_schedule(family.name, stages, layout.microbatches, **parameters)
+        shares = [tuple(group.microbatches for group in stage.groups) for stage in layout.stages]
+        actions = make_schedule(family.name, stages, layout.microbatches, shares=shares, **parameters)
         groups = [layout.stages[home].groups for home in homes(actions)]
-        stops = balanced_stops(layout.graph, [[(1.0, group.decision) for group in own] for own in groups])
+        m = layout.microbatches
+        stops = balanced_stops(layout.graph, [[(len(g.microbatches) / m, g.decision) for g in own] for own in groups])
         cut = [
             StageChoice(start=start, stop=stop, groups=own)
             for start, stop, own in zip([0, *stops[:-1]], stops, groups, strict=True)
@@ -218,7 +220,7 @@ def _least_s(variant: Layout, costs: LayoutCosts) -> float:
     """V1 of a variant with the stages of `costs`, V2 of one with others."""
     m, stages = variant.microbatches, len(costs.layout.stages)
     if len(variant.stages) != stages:
-        rate = sum(1.0 / stage.groups[0].decision.bound_s for stage in costs.layout.stages)
+        rate = sum(1.0 / group.decision.bound_s for stage in costs.layout.stages for group in stage.groups)
         return 1.0 / rate
     split = schedule_family(variant.schedule).splits_backward
     times = [costs.times(split=split)[Actor(stage, 0)] for stage in range(stages)]

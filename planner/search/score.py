@@ -132,18 +132,22 @@ def make_schedule(layout: Layout) -> Schedule:
         return layout.actions
     name, stages = layout.schedule, len(layout.stages)
     family = registry.schedule_family(name)
+    shares = [tuple(g.microbatches for g in stage.groups) for stage in layout.stages]
+    if family.chunks == 1:
+        actors = shares
+    else:
+        devices = [tuple(d.id for g in stage.groups for d in g.devices) for stage in layout.stages]
+        actors = list(dict(zip(devices, shares, strict=True)).values())
+    several = next((s for s, groups in enumerate(shares) if len(groups) > 1), None)
+    if several is not None and "shares" not in family.optional:
+        others = ", ".join(n for n, other in registry.FAMILIES.items() if "shares" in other.optional)
+        message = f"schedule {name} runs one group a stage, stage {several} has {len(shares[several])}"
+        raise InputError("MP146", message, f"use one of {others}, or one group a stage")
+    virtual = {"chunks": stages // len(actors), "layers": stages}
+    parameters: dict[str, object] = {key: virtual[key] for key in (family.chunks,) if isinstance(key, str)}
     if "shares" in family.optional:
-        shares = [tuple(g.microbatches for g in stage.groups) for stage in layout.stages]
-        return family.generate(stages, layout.microbatches, shares)
-    for s, stage in enumerate(layout.stages):
-        if len(stage.groups) > 1:
-            several = ", ".join(n for n, other in registry.FAMILIES.items() if "shares" in other.optional)
-            message = f"schedule {name} runs one group a stage, stage {s} has {len(stage.groups)}"
-            raise InputError("MP146", message, f"use one of {several}, or one group a stage")
-    actors = len({tuple(d.id for d in stage.groups[0].devices) for stage in layout.stages})
-    virtual = {"chunks": stages // actors, "layers": stages}
-    parameters = {key: virtual[key] for key in (family.chunks,) if isinstance(key, str)}
-    return registry.make_schedule(name, actors, layout.microbatches, **parameters)
+        parameters["shares"] = actors
+    return registry.make_schedule(name, len(actors), layout.microbatches, **parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,14 +43,22 @@ def test_stages_of_several_groups_run_every_schedule_that_takes_shares(name, sta
         for _ in range(microbatches):
             groups[rng.randrange(len(groups))] += 1
     shares = [spread_shares(groups) for groups in counts]
-    schedule = make_schedule(name, stages, microbatches, shares=shares)
-    assert validate_schedule(schedule, stages) == ()
-    run = {row.actor: tuple(a.microbatch for a in row.actions if a.kind == "F") for row in schedule.actions}
-    assert run == {(s, g): own for s, groups in enumerate(shares) for g, own in enumerate(groups)}
-    alone = make_schedule(name, stages, microbatches)
-    assert make_schedule(name, stages, microbatches, shares=[[range(microbatches)]] * stages) == alone
+    parameters = parameters_of(name, stages)
+    schedule = make_schedule(name, stages, microbatches, shares=shares, **parameters)
+    virtual = FAMILIES[name].virtual_stages(stages, **parameters)
+    assert validate_schedule(schedule, virtual) == ()
+    homes = schedule.homes
+    run = {
+        (stage, row.group): tuple(a.microbatch for a in row.actions if a.kind == "F" and a.stage == stage)
+        for stage, home in homes.items()
+        for row in schedule.actions
+        if row.stage == home
+    }
+    assert run == {(s, g): own for s, home in homes.items() for g, own in enumerate(shares[home])}
+    alone = make_schedule(name, stages, microbatches, **parameters)
+    assert make_schedule(name, stages, microbatches, shares=[[range(microbatches)]] * stages, **parameters) == alone
     with pytest.raises(InputError, match="MP144"):
-        make_schedule(name, stages, microbatches, shares=[[()]] * stages)
+        make_schedule(name, stages, microbatches, shares=[[()]] * stages, **parameters)
 
 
 def alike(stages, forward_s, backward_s, weight_s=0.0):

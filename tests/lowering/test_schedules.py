@@ -21,6 +21,7 @@ from planner.lowering.split_programs import SplitPrograms
 from planner.models import example_batch, init_params
 from planner.planfile.schema import Plan
 from planner.report.timeline import run_schedule
+from planner.simulation import simulate as simulate_plan
 from tests.lowering.execution import assert_equals_one_device, executed_plan, gentle, pins, slow_cluster
 from tests.lowering.layouts import LAYOUTS, on
 from tests.lowering.schedules import scheduled_plan
@@ -114,11 +115,32 @@ def test_split_schedules_are_priced_with_weight_gradients_apart() -> None:
 
 def test_a_stage_of_several_groups_needs_a_schedule_with_shares() -> None:
     stages = pins((on("g0", 2), on("g1", 2)), (on("g2", 4),))
-    with pytest.raises(InputError, match="MP146: schedule zb-v runs one group a stage, stage 0 has 2"):
+    with pytest.raises(InputError, match="MP146: schedule hetero-1f1b runs one group a stage, stage 0 has 2"):
         executed_plan(
             gentle(TINY["gpt"](dtype="float32")), stages, slow_cluster(2, 2, 4), microbatch=4, microbatches=4,
-            schedule="zb-v",
+            schedule="hetero-1f1b",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "schedule", ["interleaved", *(pytest.param(s, marks=pytest.mark.slow) for s in ("zb-v", "breadth-first", "v-min"))]
+)
+def test_stages_of_several_groups_run_looped_schedules(schedule: str) -> None:
+    """Four virtual stages on two sets of devices, of which the first is two groups that share the microbatches."""
+    task = gentle(TINY["gpt"](dtype="float32"))
+    stages = pins((on("g0", 2), replace(on("g1", 1), share=2)), (on("g2", 2),))
+    plan = executed_plan(task, stages, slow_cluster(2, 1, 2), microbatch=4, microbatches=6, schedule=schedule)
+    assert [[len(group.microbatches) for group in stage.groups] for stage in plan.stages].count([2, 4]) == 2
+    assert len(plan.stages) == 4 and check_plan(plan, slow_cluster(2, 1, 2)) == ()
+    trainer = assert_equals_one_device(task, plan)
+    assert isinstance(trainer, PipelineTrainer)
+    assert_peaks(trainer, plan)
+    step = simulate_plan(plan)
+    assert step.makespan_s == pytest.approx(plan.prediction.step_time_s, rel=1e-12)
+    first = 2 if schedule in ("interleaved", "breadth-first") else 3
+    assert [row.label for row in step.groups] == [f"stage 0+{first} g0", f"stage 0+{first} g1", f"stage 1+{5 - first}"]
+    alone = simulate_plan(plan, fail=[f"stage{first}/g1"])
+    assert [row.microbatches for row in alone.groups] == [6, 6] and alone.makespan_s > 0
 
 
 def test_unequal_groups_split_their_backwards_too() -> None:
