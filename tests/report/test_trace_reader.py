@@ -1,5 +1,5 @@
-"""The trace as viewers read it: a reader of the Trace Event format written from its description, strict about fields, and
-the two ways in which viewers place complete events, by sums of doubles and by whole nanoseconds."""
+"""The trace as viewers read it: a reader of the Trace Event format written from its description, strict about fields,
+and the two ways in which viewers place complete events, by sums of doubles and by whole nanoseconds."""
 
 import json
 import math
