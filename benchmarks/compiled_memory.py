@@ -130,9 +130,9 @@ def draw(random_: random.Random) -> Point:
     )
 
 
-def points() -> Iterator[Point]:
+def points(seed: int = SEED) -> Iterator[Point]:
     """Cases in the order of the seed, without end."""
-    random_ = random.Random(SEED)
+    random_ = random.Random(seed)
     while True:
         yield draw(random_)
 
@@ -296,6 +296,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--points", type=int, default=84)
+    parser.add_argument("--seed", type=int, default=SEED, help="draw other points than those of docs/compiled.md")
     parser.add_argument("--half", choices=("tuning", "held-out", "both"), default="both")
     parser.add_argument("--results", type=Path, help="write each point's figures here, a line of JSON each")
     parser.add_argument("--no-collectives", action="store_true", help="compile once a point instead of twice")
@@ -306,7 +307,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     wanted = {"tuning": (False,), "held-out": (True,), "both": (False, True)}[arguments.half]
     left = {held: (arguments.points + held) // 2 if held in wanted else 0 for held in (False, True)}
-    for point in points():
+    for point in points(arguments.seed):
         if not any(left.values()):
             break
         if not left[point.held_out]:
