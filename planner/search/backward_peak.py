@@ -1,18 +1,19 @@
-"""The fullest moment of a microbatch's backward pass on a stage.
+"""The fullest moment of a microbatch on a stage.
 
 Blocks run backward from the last to the first; the layers of a scan are one run. While run r is at it, there are
 
 * P1 what runs up to r kept: those behind it have let go theirs. In a pipeline the residuals are arguments of the
   backward program and stay until its end;
-* P2 gradients of the parameters that runs from r on read;
+* P2 gradients of the parameters that runs from r on read, or what they will be made of (`BlockLiveness.waiting_bytes`);
+  in a step that is one program from the first scan's backward pass on the stacks of all others too, as zeros;
 * P3 what is live inside one block of r (`Decision.live_bytes`). The last block of a step that is one program runs
   backward as soon as it has run forward: what it keeps is live, and not kept.
 
-XLA's CPU compiler reuses less: there everything kept and all gradients lie beside the largest live block.
+Before that, while the layers of a scan run forward, there are their stacks and what is live inside one layer (P4), and
+after it all gradients, the one made last, and what reduce-scatter makes of one leaf (P5): with ZeRO-2 gradients arise
+whole, and where a microbatch's gradient is not added to others ZeRO-1's are scattered as soon as ZeRO-2's.
 
-The fullest moment's bytes beyond what is kept, accumulated and arises in all is the stage's transient. Where it has
-less than these (what the last blocks kept is gone when the gradients of the first ones arise) the difference is taken
-off what arises.
+XLA's CPU compiler reuses less: there everything kept and all gradients lie beside the largest live block.
 """
 
 import math
@@ -23,7 +24,7 @@ from costmodel.graph import ModelGraph
 from costmodel.sharding import Spec
 from planner.space.backward import is_layered
 from planner.space.decision import Decision
-from planner.space.parameters import arising_bytes, state_bytes
+from planner.space.parameters import arising_bytes, scattered_bytes, state_bytes
 
 
 @dataclass(frozen=True)
@@ -55,41 +56,61 @@ class Moment:
 
     Attributes:
         kept_bytes: what a microbatch keeps in all, at the end of its forward pass.
-        beyond_bytes: what the moment has beyond that and all gradients; below 0 where not all of these are there.
+        peak_bytes: of all that lies there at the moment beside parameters, optimizer state and inputs.
     """
 
     kept_bytes: float
-    beyond_bytes: float
+    peak_bytes: float
 
-    def beside(self, arising: float) -> tuple[float, float]:
-        """Arising gradients and transients as far as they lie beside what is kept.
+    def items(self, gradients: float, arising: float, *, accumulates: bool) -> tuple[float, float, float, float]:
+        """The peak as gradients, arising gradients, what was kept and transients. What is not there at the moment is
+        taken off what arises, then off what was kept, then off gradients.
 
         Args:
-            arising: bytes of all gradients that arise.
+            gradients: bytes of all accumulators, or of all gradients where they are not added to others.
+            arising: bytes of all gradients that arise beside them.
+            accumulates: whether accumulators are there from the start.
         """
-        return max(0.0, arising + min(0.0, self.beyond_bytes)), max(0.0, self.beyond_bytes)
+        rest = self.peak_bytes - gradients - self.kept_bytes
+        if rest >= 0.0:
+            return gradients, min(arising, rest), self.kept_bytes, max(0.0, rest - arising)
+        kept = max(0.0, self.kept_bytes + rest)
+        rest = min(0.0, self.kept_bytes + rest)
+        return gradients if accumulates else gradients + rest, 0.0, kept, 0.0
 
 
 def fullest_moment(graph: ModelGraph, decision: Decision, start: int, stop: int, *, alone: bool) -> Moment:
-    """The fullest moment of the backward pass of blocks ``start..stop-1``.
+    """The fullest moment of a microbatch on a stage of blocks ``start..stop-1``.
 
     Args:
         alone: whether they are all of a step that is one program.
     """
-    full, parts = decision.setting.remat == "full", runs(graph, start, stop)
+    full, added = decision.setting.remat == "full", decision.setting.accumulates
+    parts = runs(graph, start, stop)
     table = decision.lying if alone else decision.kept
     most = saved_bytes(graph, decision.kept, decision, start, stop)
     kept = [min(most, saved_bytes(graph, table, decision, start, run.stop)) for run in parts]  # by the end of a run
-    gradients = _gradient_bytes(graph, decision, parts)
+    gradients = _gradients(graph, decision, parts)
+    accumulated = sum(one.accumulated for one in gradients)
     if not decision.space.fuses:
-        return Moment(kept[-1], max(decision.live_bytes(run.key, rerun=full) for run in parts))
-    worst = 0.0
-    for i, run in enumerate(parts):
+        live = max(decision.live_bytes(run.key, rerun=full) for run in parts)
+        return Moment(kept[-1], kept[-1] + live + accumulated + sum(one.arising for one in gradients))
+    done = late = worst = 0.0
+    for i in reversed(range(len(parts))):
+        run, own = parts[i], gradients[i].own
         at_once = alone and i == len(parts) - 1 and not run.layered
-        there = kept[i - at_once] if i >= at_once else 0.0
+        there = (kept[i - at_once] if i >= at_once else 0.0) if alone else kept[-1]
+        now, after = (own, own) if run.layered or not alone else decision.waiting_bytes(run.key, own)
+        stacks = 0.0
+        if alone and any(one.layered for one in parts[i:]):
+            stacks = sum(gradients[j].own for j in range(i) if parts[j].layered)
         live = decision.live_bytes(run.key, rerun=full or at_once)
-        worst = max(worst, (there if alone else kept[-1]) + sum(gradients[i:]) + live)
-    return Moment(kept[-1], worst - kept[-1] - sum(gradients))
+        worst = max(worst, there + done + stacks + now + live)
+        if alone and run.layered:
+            worst = max(worst, kept[i] + decision.forward_bytes(run.key))
+        done, late = done + after, max(late, own - after)
+    worst = max(worst, done + late + max(one.scattered for one in gradients))
+    return Moment(kept[-1], worst + (accumulated if added else 0.0))
 
 
 def saved_bytes(
@@ -125,20 +146,39 @@ def saved_bytes(
     return total + sum(shared.values())
 
 
-def _gradient_bytes(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> list[float]:
-    """By run, gradients that first come to be there; an accumulator that was there before is none of them."""
+@dataclass
+class _Gradients:
+    """Gradients of the parameters of which a run is the last reader, in bytes.
+
+    Attributes:
+        accumulated: accumulators, or gradients that are not added to others.
+        arising: what a microbatch makes beside these.
+        own: what a microbatch makes: that, or gradients that are not added to others themselves.
+        scattered: the most that the reduce-scatter of one leaf makes.
+    """
+
+    accumulated: float = 0.0
+    arising: float = 0.0
+    own: float = 0.0
+    scattered: float = 0.0
+
+
+def _gradients(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> list[_Gradients]:
     mesh, added = decision.space.mesh, decision.setting.accumulates
     seen: set[str] = set()
-    found = [0.0] * len(parts)
+    found = [_Gradients() for _ in parts]
     for i in reversed(range(len(parts))):
         for name, (elements, _) in held_elements(graph, parts[i].start, parts[i].stop).items():
             if name in seen and not parts[i].layered:
                 continue
             seen.add(name)
             facts, storage = graph.params[name], decision.storage[name]
-            found[i] += arising_bytes(facts, elements, storage, mesh, accumulates=added)
-            if not added:
-                found[i] += state_bytes(facts, elements, storage, mesh)[1]
+            accumulated = state_bytes(facts, elements, storage, mesh)[1]
+            arising = arising_bytes(facts, elements, storage, mesh, accumulates=added)
+            found[i].accumulated += accumulated
+            found[i].arising += arising
+            found[i].own += arising if added or arising else accumulated
+            found[i].scattered = max(found[i].scattered, scattered_bytes(facts, elements, storage, mesh))
     return found
 
 

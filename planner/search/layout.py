@@ -108,8 +108,9 @@ def stage_cost(
         spec, mesh = decision.input_specs[key][at], decision.space.mesh
         total.inputs_bytes += input_bytes(graph, graph.values[name], spec, mesh, microbatches)
     moment = fullest_moment(graph, decision, start, stop, alone=alone)
-    total.lying_bytes = moment.kept_bytes
-    total.arising_bytes, total.transient_bytes = moment.beside(total.arising_bytes)
+    (total.gradient_bytes, total.arising_bytes, total.lying_bytes, total.transient_bytes) = moment.items(
+        total.gradient_bytes, total.arising_bytes, accumulates=decision.setting.accumulates
+    )
     return total
 
 

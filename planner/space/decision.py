@@ -281,8 +281,18 @@ class Decision:
         at = (key, rerun)
         if at not in self._live:
             kept = {name for name, _ in self.kept[key]}
-            self._live[at] = self._liveness(key).peak_bytes(rerun=rerun, kept=kept)
+            layered = is_layered(self.space.graph, key)
+            self._live[at] = self._liveness(key).peak_bytes(rerun=rerun, kept=kept, sliced=layered)
         return self._live[at]
+
+    def forward_bytes(self, key: str) -> float:
+        """The most that is live on a device while a layer of a class runs forward, what it keeps included."""
+        return self._liveness(key).forward_bytes(name for name, _ in self.kept[key])
+
+    def waiting_bytes(self, key: str, gradients: float) -> tuple[float, float]:
+        """What lies on a device for a block's weight gradients of so many bytes while it runs backward, and after."""
+        liveness = self._liveness(key)
+        return gradients if liveness.scatters_weights else 0.0, liveness.waiting_bytes(gradients)
 
     def _unfused_bytes(self, key: str) -> float:
         """`live_bytes` where every group leaves its results in memory, whatever ran before."""
@@ -303,7 +313,9 @@ class Decision:
     def _liveness(self, key: str) -> BlockLiveness:
         cls = self.space.graph.classes[key]
         specs = {name: self.input_specs[key].get(name, self.space.whole) for name in cls.inputs}
-        return BlockLiveness(cls, self.space.mesh, self.op_strategies[key], specs, self.space.derived[key])
+        return BlockLiveness(
+            cls, self.space.mesh, self.op_strategies[key], specs, self.space.derived[key], triton=self.space.triton
+        )
 
     @cached_property
     def _live(self) -> dict[tuple[str, bool], float]:

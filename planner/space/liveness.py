@@ -1,237 +1,194 @@
-"""What is live on a device while a block runs backward: a walk over its ops in the order in which they run.
+"""What is live on a device while a block runs: a walk over its kernels in the order in which they run.
 
-XLA's compilers for GPUs and TPUs fuse elementwise ops, broadcasts and the operands of reductions into the kernels that
-read them: their results are never in memory. (The CPU's fuses little: `group_costs.group_live`.) In memory are
+A tensor in memory (`in_memory`) is live from the kernel that makes it to the last one that reads it, be it through ops
+that are fused. Forward kernels come first, where they run at all (full remat, or a block whose backward pass follows
+at once), then the backward pass of each in reverse. Parameters and their gradients are state and not counted here;
+what a block keeps from its forward pass (`Decision.kept`) neither, where that ran long before. But
 
-* L1 results of other ops, and what a collective makes or takes;
-* L2 of elementwise results those that a matrix product, a convolution, a collective or the caller of the block takes;
-* L3 cotangents likewise: those that such an op makes for an operand or takes for its result.
-
-A tensor is live from the op that makes it to the last op that reads it, be it through ops that are fused; forward ops
-come first, where they run at all (full remat, or a block whose backward pass follows at once), then the backward pass
-of each in reverse. Parameters and their gradients are state and not counted here; what a block keeps from its forward
-pass (`Decision.kept`) neither, where that ran long before.
+* T1 a layer of a scan takes its parameters, and what was kept for it, from stacks: a product reads a slice of its own;
+* T2 among several devices XLA moves weight gradients behind all that the collectives wait for: cotangents and operands
+  of a product with weights lie until the block's end;
+* T3 weight gradients that are not made by then lie as what they are made of, if that is less than they are. (With
+  meshes of several axes those of convolutions do in any case.)
+* T4 a layer's forward pass writes what is kept to the stacks at its end;
+* T5 the cotangents that norms of one sum take of it are made at once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from costmodel.graph import BlockClass, Op
-from costmodel.sharding import Spec, Strategy, cast, operand_spec, result_spec, split_factor
+from planner.space.in_memory import BlockMemory
+from planner.space.kernels import Value
 
-Value = tuple[str, Spec]  # a tensor in one spec
-_HEAVY = ("matmul", "conv", "opaque")
-
-
-@dataclass
-class _Kernel:
-    """An op, or a cast between specs. `reads` and `makes` are values; `fused` ops leave nothing in memory themselves;
-    a `heavy` one takes its operands from memory."""
-
-    reads: list[Value]
-    makes: list[Value]
-    fused: bool
-    heavy: bool
-    saves: frozenset[Value] = frozenset()
-    scatters: bool = False
+Span = tuple[int, int, float]  # first and last moment, bytes
 
 
 @dataclass(frozen=True)
-class BlockLiveness:
-    """The ops of one block class under one assignment.
+class BlockLiveness(BlockMemory):
+    """When what a block has in memory is live. Moment `at` is the forward pass of kernel `at`, moment
+    ``2 * kernels - 1 - at`` its backward pass, ``2 * kernels`` the block's end."""
 
-    Attributes:
-        strategies: of every op; inputs: spec in which the block takes each input.
-        derived: tensors made of parameters alone.
-    """
+    def _back(self, at: int) -> int:
+        return 2 * len(self.kernels) - 1 - at
 
-    cls: BlockClass
-    mesh: tuple[int, ...]
-    strategies: Mapping[str, Strategy]
-    inputs: Mapping[str, Spec]
-    derived: frozenset[str]
+    @property
+    def _end(self) -> int:
+        return 2 * len(self.kernels)
 
-    @cached_property
-    def kernels(self) -> list[_Kernel]:
-        """Ops in order, each after the casts of its operands."""
-        made: dict[str, Spec] = dict(self.inputs)
-        there: set[Value] = set(made.items())
-        out: list[_Kernel] = []
-        for op in self.cls.ops:
-            strategy, reads = self.strategies[op.name], []
-            for i, name in enumerate(op.inputs):
-                if not name:
-                    continue
-                value = (name, operand_spec(op, i, strategy))
-                source = (name, made.get(name, value[1]))
-                if value not in there:
-                    there.add(value)
-                    moves = self._moves(name, source[1], value[1])
-                    out.append(_Kernel([source], [value], fused=not moves, heavy=moves, saves=frozenset()))
-                reads.append(value)
-            makes = [(name, result_spec(op, i, strategy)) for i, name in enumerate(op.outputs)]
-            made.update(makes)
-            there.update(makes)
-            specs = dict([*reads, *makes])
-            out.append(
-                _Kernel(
-                    reads,
-                    makes,
-                    fused=_fused(op),
-                    heavy=op.work in _HEAVY,
-                    saves=frozenset((n, specs[n]) for n in op.saves if n in specs),
-                    scatters=any(t.by_index and t.position >= 0 for t in op.touches),
-                )
-            )
-        return out
-
-    def _moves(self, name: str, source: Spec, target: Spec) -> bool:
-        tensor = self.cls.tensors[name]
-        steps = cast(tensor.shape, tensor.itemsize, source, target, self.mesh) or ()
-        return any(step.forward for step in steps)
-
-    def bytes_of(self, value: Value) -> float:
-        return self.cls.tensors[value[0]].bytes / split_factor(value[1], self.mesh)
-
-    def _stored(self, name: str) -> bool:
-        return self.cls.tensors[name].role in ("param", "const")
-
-    @cached_property
-    def readers(self) -> dict[Value, list[int]]:
-        found: dict[Value, list[int]] = {}
-        for at, kernel in enumerate(self.kernels):
-            for value in kernel.reads:
-                found.setdefault(value, []).append(at)
-        return found
-
-    @cached_property
-    def maker(self) -> dict[Value, int]:
-        return {value: at for at, kernel in enumerate(self.kernels) for value in kernel.makes}
-
-    @cached_property
-    def in_memory(self) -> frozenset[Value]:
-        """L1 and L2."""
-        leaving = {n for n in self.cls.outputs if n}
-        found = set()
-        for value, at in self.maker.items():
-            taken = any(self.kernels[i].heavy for i in self.readers.get(value, ()))
-            if not self.kernels[at].fused or taken or value[0] in leaving:
-                found.add(value)
-        found.update(item for item in self.inputs.items() if not self._stored(item[0]))
-        return frozenset(found)
-
-    def roots(self, value: Value) -> frozenset[Value]:
-        """What in memory a value is computed from, itself if it is there; parameters aside."""
-        return self._roots[value]
-
-    @cached_property
-    def _roots(self) -> dict[Value, frozenset[Value]]:
-        found: dict[Value, frozenset[Value]] = {}
-        for name, spec in self.inputs.items():
-            found[name, spec] = frozenset() if self._stored(name) else frozenset({(name, spec)})
-        for kernel in self.kernels:
-            below = frozenset().union(*(found.get(v, frozenset()) for v in kernel.reads))
-            for value in kernel.makes:
-                found[value] = frozenset({value}) if value in self.in_memory else below
-        return found
-
-    def _differentiable(self, value: Value) -> bool:
-        return self.cls.tensors[value[0]].needs_grad
-
-    def _weight(self, value: Value) -> bool:
-        return self._stored(value[0]) or value[0] in self.derived
-
-    @cached_property
-    def cotangents(self) -> frozenset[Value]:
-        """L3, those of parameters and of what is made of them alone left out."""
-        leaving = {n for n in self.cls.outputs if n}
-        found = set()
-        for value in {*self.maker, *self.inputs.items()}:
-            if not self._differentiable(value) or self._weight(value):
-                continue
-            at = self.maker.get(value)
-            taken = at is None or self.kernels[at].heavy
-            made = any(self.kernels[i].heavy or self.kernels[i].scatters for i in self.readers.get(value, ()))
-            if taken or made or value[0] in leaving:
-                found.add(value)
-        return frozenset(found)
-
-    def lying(self) -> dict[Value, float]:
-        """What lies in memory of what the backward pass reads, with its bytes; parameters aside."""
-        found: set[Value] = set()
-        for kernel in self.kernels:
-            if any(self._differentiable(v) for v in kernel.makes):
-                for value in kernel.saves:
-                    roots = self._roots.get(value, frozenset())
-                    found.update(roots if len(roots) == 1 else {value})
-        return {v: self.bytes_of(v) for v in sorted(found) if not self._weight(v)}
-
-    def peak_bytes(self, *, rerun: bool, kept: Iterable[str] = ()) -> float:
-        """The most that is live at once.
+    def peak_bytes(self, *, rerun: bool, kept: Iterable[str] = (), sliced: bool = False) -> float:
+        """The most that is live at once while the block runs backward.
 
         Args:
-            rerun: the forward ops run just before the backward pass.
+            rerun: the forward kernels run just before.
             kept: tensors that lie there anyway.
+            sliced: the block is a layer of a scan (T1).
         """
-        count, lying = len(self.kernels), frozenset(kept)
-        spans: list[tuple[int, int, float]] = []
-        last = dict.fromkeys(self.in_memory, count if rerun else -1)
+        lying = frozenset(kept)
+        spans = [(*span, self.bytes_of(value)) for value, span in self._cotangent_spans.items()]
+        last = self._last_forward() if rerun else dict.fromkeys(self.in_memory, -1)
         for at, kernel in enumerate(self.kernels):
-            back = 2 * count - 1 - at
-            for value in kernel.reads if rerun else ():
-                for root in self._roots.get(value, ()):
-                    last[root] = max(last[root], at)
-            if any(self._differentiable(v) for v in kernel.makes):
-                for value in kernel.saves:
-                    for root in self._roots.get(value, ()):
-                        last[root] = max(last[root], back)
+            if self.runs_backward(kernel):
+                until = self._end if at in self._deferred else self._back(at)
+                for root in (root for value in kernel.saves for root in self.roots.get(value, ())):
+                    last[root] = max(last[root], until)
         for value in self.in_memory:
             if value[0] in lying or (not rerun and value in self.maker):
                 continue
-            begin = self.maker.get(value, 0) if rerun else count
+            begin = self.maker.get(value, 0) if rerun else len(self.kernels)
             if last[value] >= begin:
                 spans.append((begin, last[value], self.bytes_of(value)))
-        spans += [(*self._life(value), self.bytes_of(value)) for value in self.cotangents]
+        if sliced:
+            spans += self._slices(lying, rerun=rerun)
         return _most(spans)
 
-    def _life(self, value: Value) -> tuple[int, int]:
-        """From the backward pass of the last op that reads a value to where its cotangent was used up."""
-        count, readers = len(self.kernels), self.readers.get(value, ())
-        begin = 2 * count - 1 - max(readers) if readers else count
-        return begin, max(begin, self._used_up(value))
+    def _last_forward(self) -> dict[Value, int]:
+        """The last forward kernel that reads each value in memory, the one that makes it where none does."""
+        last = {value: self.maker.get(value, 0) for value in self.in_memory}
+        for at, kernel in enumerate(self.kernels):
+            for root in (root for value in kernel.reads for root in self.roots.get(value, ())):
+                last[root] = max(last[root], at)
+        return last
 
-    def _used_up(self, value: Value) -> int:
-        count, at = len(self.kernels), self.maker.get(value)
-        if at is None:
-            return 2 * count
-        kernel, latest = self.kernels[at], 2 * count - 1 - at
-        if kernel.heavy or not kernel.fused:
-            return latest
-        for other in kernel.reads:
-            if not self._differentiable(other) or self._weight(other):
+    def _slices(self, lying: frozenset[str], *, rerun: bool) -> list[Span]:
+        """T1."""
+        found: list[Span] = []
+        for at, kernel in enumerate(self.kernels):
+            if not kernel.heavy or not self.runs_backward(kernel):
                 continue
-            if other in self.cotangents:
-                latest = max(latest, 2 * count - 1 - min(self.readers[other]))
-            else:
-                latest = max(latest, self._used_up(other))
+            back = self._back(at)
+            for value in kernel.saves:
+                if self.is_weight(value):
+                    found += [(back, back, self.bytes_of(v)) for v in self._made_of(value, rerun=rerun)]
+                elif value[0] in lying and not rerun:
+                    found.append((back, self._end if at in self._deferred else back, self.bytes_of(value)))
+        return found
+
+    def _made_of(self, value: Value, *, rerun: bool) -> list[Value]:
+        """A weight as a product takes it, and the slice and casts that it is made of; what a second forward pass made
+        of the slice is counted there."""
+        found: list[Value] = []
+        while not self.is_stored(value):
+            if value in self.in_memory and not rerun:
+                found.append(value)
+            sources = [v for v in self.kernels[self.maker[value]].reads if self.is_weight(v)]
+            if rerun or not sources:
+                return found
+            value = sources[0]
+        return [*found, value]
+
+    @cached_property
+    def _deferred(self) -> frozenset[int]:
+        """T2: products with weights whose gradients come last."""
+        if all(size == 1 for size in self.mesh):
+            return frozenset()
+        return frozenset(at for at, kernel in enumerate(self.kernels) if kernel.heavy and self.trains(kernel))
+
+    def forward_bytes(self, kept: Iterable[str]) -> float:
+        """The most that is live at once while a layer runs forward, what it keeps included (T4). What it keeps of ops
+        that are fused is written to the stacks as it is computed, but for exponentials that other ops read."""
+        keeps, last = frozenset(kept), self._last_forward()
+        for value, at in self.maker.items():
+            if value[0] in keeps and self.kernels[at].exponential and self.readers.get(value):
+                last[value] = at
+        spans = [
+            (self.maker.get(v, 0), len(self.kernels) if v[0] in keeps else end, self.bytes_of(v))
+            for v, end in last.items()
+        ]
+        return _most(spans)
+
+    def waiting_bytes(self, gradients: float) -> float:
+        """What lies there for the weight gradients of a block that has run backward (T3).
+
+        Args:
+            gradients: bytes of the weight gradients.
+        """
+        if self.scatters_weights:
+            return gradients
+        products = [kernel for kernel in self.kernels if kernel.heavy and self.trains(kernel)]
+        operands = {
+            root for kernel in products for v in kernel.reads if not self.is_weight(v) for root in self.roots.get(v, ())
+        }
+        sources = sum(self.bytes_of(v) for kernel in products for v in kernel.makes)
+        sources += sum(self.bytes_of(v) for v in sorted(operands))
+        late = sum(size > 1 for size in self.mesh) > 1 and any(kernel.convolves for kernel in products)
+        return sources if late else min(gradients, sources)
+
+    @property
+    def scatters_weights(self) -> bool:
+        """Whether a weight's gradient is a scatter, whose result is there from its start."""
+        return any(kernel.scatters and self.trains(kernel) for kernel in self.kernels)
+
+    @cached_property
+    def _cotangent_spans(self) -> dict[Value, tuple[int, int]]:
+        """From the backward pass of the last op that reads a value, or where what a norm's is made of is there (T5), to
+        where its cotangent was used up."""
+        given: dict[Value, int] = {}
+        for at in reversed(range(len(self.kernels))):
+            for value in self.kernels[at].makes:
+                given[value] = self._given(value, given)
+        used = self._used_up
+        return {
+            v: (begin := given[v] if v in self.normalised else self._begin(v), max(begin, used.get(v, self._end)))
+            for v in self.cotangents
+        }
+
+    def _begin(self, value: Value) -> int:
+        readers = self.readers.get(value, ())
+        return self._back(max(readers)) if readers else len(self.kernels)
+
+    def _given(self, value: Value, given: dict[Value, int]) -> int:
+        """When the cotangents in memory that a value's is computed from are there."""
+        latest = len(self.kernels)
+        for at in self.readers.get(value, ()):
+            kernel = self.kernels[at]
+            if kernel.heavy or not kernel.fused:
+                latest = max(latest, self._back(at))
+                continue
+            for made in kernel.makes:
+                direct = made in self.cotangents and made not in self.normalised
+                latest = max(latest, self._begin(made) if direct else given[made])
         return latest
 
+    @cached_property
+    def _used_up(self) -> dict[Value, int]:
+        """When all that a value's cotangent goes into has been made."""
+        found: dict[Value, int] = {}
+        for at, kernel in enumerate(self.kernels):
+            latest = self._end if at in self._deferred else self._back(at)
+            if kernel.fused and not kernel.heavy:
+                for other in kernel.reads:
+                    if not self.needs_grad(other) or self.is_weight(other):
+                        continue
+                    if other in self.cotangents:
+                        latest = max(latest, self._back(min(self.readers[other])))
+                    else:
+                        latest = max(latest, found.get(other, self._end))
+            found.update(dict.fromkeys(kernel.makes, latest))
+        return found
 
-def names_in_memory(cls: BlockClass) -> frozenset[str]:
-    """L1 and L2 by name, before anything is split: casts aside."""
-    found = {n for n in cls.outputs if n} | set(cls.inputs)
-    for op in cls.ops:
-        found.update(op.outputs if not _fused(op) else ())
-        found.update(n for n in op.inputs if n and op.work in _HEAVY)
-    return frozenset(found)
 
-
-def _fused(op: Op) -> bool:
-    return (op.fuses or op.work == "view") and op.work != "reduce"
-
-
-def _most(spans: Sequence[tuple[int, int, float]]) -> float:
+def _most(spans: Sequence[Span]) -> float:
     """The largest sum of sizes of spans (begin, end inclusive, size) that overlap."""
     events = sorted([(begin, 0, size) for begin, _, size in spans] + [(end, 1, -size) for _, end, size in spans])
     now = most = 0.0
@@ -241,4 +198,4 @@ def _most(spans: Sequence[tuple[int, int, float]]) -> float:
     return most
 
 
-__all__ = ["BlockLiveness", "names_in_memory"]
+__all__ = ["BlockLiveness"]

@@ -23,7 +23,7 @@ from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
 from planner.space.inputs import first_reads
-from planner.space.liveness import names_in_memory
+from planner.space.kernels import names_in_memory
 from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, Place, PortNode
 from planner.space.parameters import storages, whole_storage
 from planner.space.prices import SpacePrices
@@ -185,6 +185,12 @@ class ModelSpace:
     def fuses(self) -> bool:
         """Whether the device kind's compiler fuses elementwise ops into what reads them; the CPU's hardly does."""
         return self.pricing.kind.platform != "cpu"
+
+    @property
+    def triton(self) -> bool:
+        """Whether XLA makes Triton kernels for the device kind: a GPU of compute capability 8.0, the first with
+        products of bfloat16, or later."""
+        return self.pricing.kind.platform == "gpu" and "bfloat16" in self.pricing.kind.peak_flops_per_s
 
     @cached_property
     def in_memory(self) -> dict[str, frozenset[str]]:

@@ -188,16 +188,23 @@ def arising_bytes(
 ) -> float:
     """Bytes on one device of a microbatch's gradient, beside the accumulator that it is added to.
 
-    It arises split as the value is, whatever the accumulator's split: with ZeRO-2 whole, and beside it lies what is
-    left of it after the first axis's reduce-scatter. One that is not added to others is the accumulator, unless that is
-    split further.
+    It arises split as the value is, whatever the accumulator's split: with ZeRO-2 whole. One that is not added to
+    others is the accumulator, unless that is split further.
     """
     if not parameter.trained or (not accumulates and storage.gradient == storage.value):
         return 0.0
-    whole = elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
-    scattered = (n for n, v, g in zip(mesh, storage.value, storage.gradient, strict=True) if v < 0 <= g)
+    return elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+
+
+def scattered_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> float:
+    """Bytes on one device of what the first reduce-scatter of a gradient makes, beside the gradient; 0 where there is
+    none. Leaves are scattered one after another."""
+    if not parameter.trained:
+        return 0.0
+    scattered = (n for n, v, o in zip(mesh, storage.value, storage.optimizer, strict=True) if v < 0 <= o)
     first = next(scattered, 0)
-    return whole + (whole / first if first else 0.0)
+    whole = elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+    return whole / first if first else 0.0
 
 
 def reduced_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> float:
