@@ -10,7 +10,8 @@ from costmodel.schedule.actions import Schedule
 from costmodel.transfers import Transfers
 from planner.search.backward_peak import fullest_moment, held_elements, saved_bytes
 from planner.search.stage_links import link_cost
-from planner.space.decision import BlockCost, Decision
+from planner.space.block_cost import BlockCost
+from planner.space.decision import Decision
 from planner.space.inputs import first_reads, input_bytes
 from planner.space.parameters import arising_bytes, state_bytes
 

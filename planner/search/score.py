@@ -25,7 +25,7 @@ from planner.search.layout import (
 )
 from planner.search.update_barrier import update_waits
 from planner.search.update_memory import update_peak_bytes
-from planner.space.decision import BlockCost
+from planner.space.block_cost import BlockCost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from dataclasses import replace
 from costmodel.graph import Block, ModelGraph, Source, Tensor
 from costmodel.sharding import REPLICATED, VARYING, Spec, shifted
 from planner.space.backward import is_layered
+from planner.space.block_cost import BlockCost
 from planner.space.borders import arriving, crossing
-from planner.space.decision import BlockCost, Decision
+from planner.space.decision import Decision
 
 
 def link_cost(graph: ModelGraph, decision: Decision, start: int, stop: int) -> BlockCost:
