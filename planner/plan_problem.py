@@ -165,8 +165,9 @@ def _stage_times(time: TimePlan, split: bool) -> StageTimes:
 
 def _sends(plan: Plan, schedule: Schedule) -> dict[tuple[Actor, Actor], SendTimes]:
     """Between groups of consecutive (virtual) stages: the plan's own figures for a border that it has, of the same
-    devices; else those of its slowest transfer between these devices, in proportion to bytes where these are known.
-    Where the plan has none between them either, its slowest transfer stands in."""
+    devices; else those of the slowest transfer between these devices, its bytes those of the border where these are
+    known, its rate in each direction that of whatever the plan sends in that direction. Where the plan has none between
+    them either, its slowest transfer stands in."""
     actors: dict[int, list[Actor]] = {}
     for row in schedule.actions:
         for stage in sorted({action.stage for action in row.actions}):
@@ -203,22 +204,50 @@ class _Transfers:
         own = self.by_border.get(border) if border is not None else None
         if own is not None and (self.homes[own.from_stage], self.homes[own.to_stage]) == there:
             return _link(own, source.group, target.group)
-        found = [(_link(t, source.group, target.group), t) for t in self.between.get(there, ())]
+        found = [
+            _priced(own or known, known, _link(known, source.group, target.group))
+            for known in self.between.get(there, ())
+        ]
         if there != back:
-            found += [(_link(t, target.group, source.group), t) for t in self.between.get(back, ())]
+            found += [
+                _priced(own or known, known, _link(known, target.group, source.group), turned=True)
+                for known in self.between.get(back, ())
+            ]
         if not found:
-            every = ((send, t) for t in self.by_border.values() for send in _links(t).values())
-            found = [max(every, key=_slowness, default=(_FREE, None))]
-        send, transfer = max(found, key=_slowness)
-        if own is None or transfer is None or own.bytes == transfer.bytes or not transfer.bytes:
-            return send
-        factor = own.bytes / transfer.bytes
-        return replace(send, activation_s=send.activation_s * factor, gradient_s=send.gradient_s * factor)
+            found = [
+                _priced(own or known, known, send)
+                for known in self.by_border.values()
+                for send in _links(known).values()
+            ]
+        return max(found, key=_slowness, default=_FREE)
 
 
-def _slowness(entry: tuple[SendTimes, Transfer | None]) -> float:
-    send = entry[0]
+def _slowness(send: SendTimes) -> float:
     return send.activation_s + send.gradient_s + send.latency_s
+
+
+def _priced(message: Transfer, known: Transfer, send: SendTimes, *, turned: bool = False) -> SendTimes:
+    """What the bytes of `message` take at the rates of `send`, which is of the transfer `known`.
+
+    Args:
+        turned: whether `message` leads from the devices that `known` leads to: its activations go where the gradients
+            of `known` go, and its gradients where the activations go.
+    """
+    ahead, back = (send.activation_s, known.bytes), (send.gradient_s, known.gradient_bytes)
+    if turned:
+        ahead, back = back, ahead
+    return replace(
+        send,
+        activation_s=_at_rate(message.bytes, ahead, back),
+        gradient_s=_at_rate(message.gradient_bytes, back, ahead),
+    )
+
+
+def _at_rate(size_bytes: int, way: tuple[float, int], other: tuple[float, int]) -> float:
+    """Seconds of so many bytes where (seconds, bytes) went the same way; where no bytes did, at the rate of the other
+    way."""
+    time_s, known_bytes = way if way[1] else other
+    return time_s * (size_bytes / known_bytes) if known_bytes else way[0]
 
 
 def _link(transfer: Transfer, source: int, target: int) -> SendTimes:

@@ -27,6 +27,7 @@ from planner.planfile.schema import (
     TiedParameter,
     TimePlan,
     Transfer,
+    TransferLink,
     ValuePlan,
 )
 
@@ -218,6 +219,25 @@ def looped_plan(schedule: str, *, homes: int = 2, chunks: int = 2, microbatches:
     )
     named = msgspec.structs.replace(plan.schedule, name=schedule, actors=actors)
     return msgspec.structs.replace(plan, stages=tuple(stages), schedule=named)
+
+
+def with_uneven_transfers(plan: Plan) -> Plan:
+    """The plan with transfers of which no two, nor two directions of one, have the same bytes, time or rate."""
+    transfers = []
+    for i, transfer in enumerate(plan.transfers):
+        forward, backward = (2 + 3 * i) << 20, (1 + 5 * i) << 18
+        link = TransferLink(
+            from_group=0,
+            to_group=0,
+            activation_s=1e-3 * (1 + i),
+            gradient_s=5e-3 / (1 + i) ** 2,
+            latency_s=1e-5 * (2 + i),
+        )
+        time_s = link.activation_s + link.latency_s
+        transfers.append(
+            msgspec.structs.replace(transfer, bytes=forward, gradient_bytes=backward, time_s=time_s, links=(link,))
+        )
+    return msgspec.structs.replace(plan, transfers=tuple(transfers))
 
 
 def _stage(
