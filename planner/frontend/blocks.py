@@ -6,6 +6,7 @@ pieces between cuts become runs, what stands before and after stays apart (embed
 """
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -137,7 +138,8 @@ def interface(
 
 
 def piece_hash(equations: Sequence[Equation], roles: Callable[[Value], str]) -> str:
-    """Hash of a piece of a program up to names: equal pieces may be blocks of one class."""
+    """Hash of a piece of a program up to names: equal pieces may be blocks of one run. What is read of the batch is no
+    different from what other pieces make."""
     digest = hashlib.sha256()
     local: dict[Value, str] = {}
     for equation in equations:
@@ -146,7 +148,8 @@ def piece_hash(equations: Sequence[Equation], roles: Callable[[Value], str]) -> 
             if isinstance(o, Constant):
                 args.append(describe_param(o.value))
             else:
-                args.append(local.setdefault(o, f"{roles(o)}{len(local)}{o.aval.str_short()}"))
+                role = "activation" if roles(o) == "batch" else roles(o)
+                args.append(local.setdefault(o, f"{role}{len(local)}{o.aval.str_short()}"))
         for v in equation.outputs:
             local[v] = f"v{len(local)}"
         digest.update(
@@ -271,13 +274,25 @@ class _Segments:
             return False
         return any(run < 0 and a <= start and end <= b for a, b, run in blocks)
 
+    def hash_of(self, piece: Piece) -> str:
+        if piece not in self.hashes:
+            self.hashes[piece] = piece_hash(self.equations[piece[0] : piece[1]], self.roles)
+        return self.hashes[piece]
+
+    def equal_before(self, atoms: Sequence[Piece], lo: int, start: int, period: int) -> int | None:
+        """Where a piece equal to the first of a run begins right before it, as an atom from `lo` on. Where no gradient
+        crosses its input it has narrow places that the others lack, so that its atoms are not theirs."""
+        begin, end = atoms[start][0], atoms[start + period - 1][1]
+        wanted = 2 * begin - end
+        ahead = bisect_left(atoms, wanted, lo, start, key=lambda piece: piece[0])
+        if ahead == start or atoms[ahead][0] != wanted:
+            return None
+        return ahead if self.hash_of((wanted, begin)) == self.hash_of((begin, end)) else None
+
     def blocks(self, atoms: Sequence[Piece]) -> list[tuple[int, int, int]]:
         """Runs of equal pieces, and parts of what is between them."""
         names: dict[str, int] = {}
-        for a, b in atoms:
-            if (a, b) not in self.hashes:
-                self.hashes[a, b] = piece_hash(self.equations[a:b], self.roles)
-        ids = np.array([names.setdefault(self.hashes[piece], len(names)) for piece in atoms])
+        ids = np.array([names.setdefault(self.hash_of(piece), len(names)) for piece in atoms])
         weight = np.array([self.weight(a, b) for a, b in atoms])
         found: list[tuple[int, int, int]] = []
         runs = 0
@@ -291,8 +306,11 @@ class _Segments:
             ):
                 return rest(lo, hi)
             start, period, count = lo + best[0], best[1], best[2]
-            split(lo, start)
+            ahead = self.equal_before(atoms, lo, start, period)
+            split(lo, start if ahead is None else ahead)
             run, runs = runs, runs + 1
+            if ahead is not None:
+                found.append((atoms[ahead][0], atoms[start][0], run))
             for first in range(start, start + period * count, period):
                 found.append((atoms[first][0], atoms[first + period - 1][1], run))
             return split(start + period * count, hi)
