@@ -35,7 +35,7 @@ from profiles.datasheets import datasheet_kinds
 
 ASSUMED = Stack(
     name="assumed",
-    traffic=0.8,
+    traffic=0.7,
     start_s=25e-6,
     inter_start_s=60e-6,
     tier_share=0.78,
@@ -49,7 +49,7 @@ ASSUMED = Stack(
     step_s=0.1,
     skew=0.005,
 )
-"""What would be assumed of any framework before a row was seen."""
+"""What would be assumed of any framework before a row was seen: about the middle of what others were fitted to."""
 
 ENOUGH = 12
 """Rows from which on a stack's error bar is its own."""
