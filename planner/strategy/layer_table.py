@@ -177,17 +177,19 @@ class LayerTable:
         """Times of an entry, and whether they are of one device divided among several.
 
         Raises:
-            InputError: MP189 measured at one other degree, where compute and collectives cannot be told apart.
+            InputError: MP189 the degree is beyond the measured ones, and there compute and collectives cannot be told
+                apart.
         """
         key = (name, strategy.tp, strategy.microbatch)
         if key not in self._known:
             degrees = layer_degrees(self.profile, name, model=self.model)
-            if len(degrees) == 1 and degrees[0] not in (1, strategy.tp):
+            if not min(degrees) <= strategy.tp <= max(degrees) and degrees != (1,):
+                measured = ", ".join(map(str, degrees))
                 message = (
-                    f"layer {name} of {self.model} was measured at tp={degrees[0]} alone, collectives included: what "
-                    f"it takes at tp={strategy.tp} does not follow"
+                    f"layer {name} of {self.model} was measured at tp={measured}, collectives included: what it takes "
+                    f"at tp={strategy.tp} does not follow"
                 )
-                raise InputError("MP189", message, f"estimate tp={degrees[0]}, or import rows of another degree too")
+                raise InputError("MP189", message, "estimate a degree among these, or import rows of that one too")
             times = layer_times(self.profile, name, strategy.tp, strategy.microbatch, model=self.model)
             self._known[key] = times, degrees == (1,) and strategy.tp > 1
         return self._known[key]

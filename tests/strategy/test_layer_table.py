@@ -196,9 +196,18 @@ def test_tensor_parallel_rows_have_their_collectives_inside() -> None:
 def test_one_other_degree_says_nothing_of_this_one() -> None:
     split = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(degrees=(4,))))
     assert split("tp=4,microbatch=1", 4).provenance["compute"] == "measured"
-    with pytest.raises(PlanError, match=r"measured at tp=4 alone.*tp=2 does not follow") as caught:
-        split("tp=2,microbatch=1", 4)
-    assert caught.value.code == "MP189"
+    for tp in (2, 8):
+        with pytest.raises(PlanError, match=rf"measured at tp=4, .*tp={tp} does not follow") as caught:
+            split(f"tp={tp},microbatch=1", 8)
+        assert caught.value.code == "MP189"
+
+
+def test_degrees_between_measured_ones_follow_and_larger_ones_do_not() -> None:
+    split = planner.Estimator(model=TASK, cluster=cluster(), profile=profile(table(degrees=(1, 4))))
+    low, between, high = (split(f"tp={tp},microbatch=1", 8).breakdown.compute_s for tp in (1, 2, 4))
+    assert low == pytest.approx(between) == pytest.approx(high)  # the table has the same rows for both
+    with pytest.raises(PlanError, match=r"measured at tp=1, 4, .*tp=8 does not follow"):
+        split("tp=8,microbatch=1", 8)
 
 
 def test_attention_that_the_table_does_not_tell_is_said() -> None:
