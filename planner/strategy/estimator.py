@@ -14,7 +14,7 @@ from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
-from planner.strategy.findings import degree_findings, held_in_estimate, overlap_findings
+from planner.strategy.findings import degree_findings, held_in_estimate, idle_findings
 from planner.strategy.layer_table import LayerTable, MeasuredStage, Passes
 from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
@@ -172,7 +172,7 @@ class StrategyEstimator:
             held = held_in_estimate(work, strategy, self.stack)
             self._findings[key] = tuple(degree_findings(held, strategy))
         of_layers = self._layer_findings(strategy)
-        return (*self._findings[key], *overlap_findings(strategy, self.stack), *of_layers)
+        return (*self._findings[key], *idle_findings(strategy, self.stack), *of_layers)
 
     def _layer_findings(self, strategy: Strategy) -> tuple[Finding, ...]:
         if self.layers is None:

@@ -1,4 +1,4 @@
-"""What a strategy asks for and does not get: parameters that its degrees do not divide, overlap that hides nothing."""
+"""What a strategy asks for and does not get: parameters that its degrees do not divide, what changes nothing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -121,22 +121,34 @@ def _named(held: Sequence[HeldParameter]) -> str:
     return some([f"{one.path} {one.shape}" for one in largest], limit=3)
 
 
-def overlap_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
-    """MP178: overlap that the strategy asks for and the stack's constants say hides nothing."""
-    asked = {
+def idle_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
+    """MP178: what the strategy asks for and nothing follows from: there is nothing to split, send or reorder, or the
+    stack's constants say that overlap hides nothing."""
+    alone = {
+        "sp=on": strategy.sp and strategy.tp == 1 and "tp=1 leaves positions whole",
+        "scatter_gather=on": strategy.scatter_gather
+        and (strategy.tp == 1 or strategy.pp == 1)
+        and "it splits what tensor-parallel devices of one stage send to the next",
+        f"schedule={strategy.schedule}": strategy.schedule != "1f1b" and strategy.pp == 1 and "pp=1 has no pipeline",
+    }
+    for asked, reason in alone.items():
+        if reason:
+            yield _idle(asked, reason)
+    overlaps = {
         "overlap_gradients": ("gradient_overlap", strategy.dp * strategy.cp > 1),
         "overlap_parameters": ("parameter_overlap", strategy.dp * strategy.cp > 1 and strategy.zero > 0),
         "overlap_tensor": ("tensor_overlap", strategy.tp * strategy.cp * strategy.ep > 1),
     }
-    for name, (constant, moves) in asked.items():
+    for name, (constant, moves) in overlaps.items():
         if not getattr(strategy, name):
             continue
-        hint = ""
         if not moves:
-            reason = "the strategy has no such collectives"
+            yield _idle(f"{name}=on", "the strategy has no such collectives")
         elif getattr(stack, constant) == 0.0:
             reason = f"stack {stack.name} hides none of them ({constant} is 0)"
             hint = f"give a share of compute that they can hide behind, {constant}=0.5, or another stack"
-        else:
-            continue
-        yield Finding(code="MP178", severity="note", message=f"{name}=on changes nothing: {reason}", hint=hint)
+            yield _idle(f"{name}=on", reason, hint)
+
+
+def _idle(asked: str, reason: str, hint: str = "") -> Finding:
+    return Finding(code="MP178", severity="note", message=f"{asked} changes nothing: {reason}", hint=hint)

@@ -37,8 +37,15 @@ def parts_count(strategy: Strategy) -> int:
         return strategy.pp * strategy.interleave
     family = FAMILIES.get(strategy.schedule)
     known = (*CLOSED, *(name for name, one in FAMILIES.items() if name not in CLOSED and _plain(name, one.required)))
-    if family is None or strategy.schedule not in known:
-        raise InputError("MP180", f"schedule={strategy.schedule!r}", f"schedules are {', '.join(known)}")
+    if family is not None and strategy.schedule not in known:
+        message = (
+            f"schedule={strategy.schedule} is made for given times of stages, or cuts sequences; a strategy has none"
+        )
+        raise InputError(
+            "MP180", message, f"`meshplan plan --schedule` makes it; here schedules are {', '.join(known)}"
+        )
+    if family is None:
+        raise InputError("MP180", f"schedule={strategy.schedule!r}: there is none", f"schedules are {', '.join(known)}")
     chunks = family.chunks if isinstance(family.chunks, int) else max(2, strategy.interleave)
     if strategy.interleave not in (1, chunks):
         message = f"interleave={strategy.interleave}: schedule {strategy.schedule} has {chunks} parts a stage"

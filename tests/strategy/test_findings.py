@@ -94,9 +94,14 @@ def test_zero_that_splits_a_part_says_what_stays_whole(estimator: planner.Estima
         ("dp=2,overlap_parameters=on", {"parameter_overlap": 0.5}, "no such collectives"),
         ("dp=2,zero=3,overlap_parameters=on", {"parameter_overlap": 0.5}, ""),
         ("tp=2,overlap_tensor=on", {}, "stack compiled hides none"),
+        ("dp=2,sp=on", {}, "tp=1 leaves positions whole"),
+        ("tp=2,sp=on", {}, ""),
+        ("pp=2,scatter_gather=on", {}, "tensor-parallel devices of one stage"),
+        ("schedule=gpipe", {}, "pp=1 has no pipeline"),
+        ("pp=2,schedule=gpipe", {}, ""),
     ],
 )
-def test_overlap_without_effect_is_said(
+def test_what_changes_nothing_is_said(
     estimator: planner.Estimator, strategy: str, constants: Mapping[str, float], said: str
 ) -> None:
     text = ",".join([strategy, "microbatch=2", *(f"{key}={value}" for key, value in constants.items())])
