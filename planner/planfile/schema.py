@@ -80,9 +80,11 @@ class MemoryPlan(Document, frozen=True):
     """Predicted bytes on each device of a group; `total_bytes` is their sum and `limit_bytes` the device's.
 
     Attributes:
-        gradients_bytes: accumulated; arising_bytes: one microbatch's, as far as they lie beside them and what is saved.
+        gradients_bytes: accumulated, or of a step of one microbatch those that are there at its fullest moment;
+            arising_bytes: one microbatch's, as far as they lie beside them and what is saved.
         saved_bytes: kept for the backward passes of all microbatches in flight, when they hold the most. In a step that
-            is one program it may be less than `saved_per_microbatch_bytes` says: the compiler computes some again.
+            is one program it may be less than `saved_per_microbatch_bytes` says: the compiler computes some again, and
+            at the fullest moment some may be gone.
         transient_bytes: of the fullest moment of a backward pass, beyond all these.
         inputs_bytes: the group's share of the step's batch, and carried state.
         update_bytes: what reduction and update take beyond what is free by then.

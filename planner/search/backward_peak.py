@@ -174,7 +174,7 @@ def _gradients(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> l
             seen.add(name)
             facts, storage = graph.params[name], decision.storage[name]
             accumulated = state_bytes(facts, elements, storage, mesh)[1]
-            arising = arising_bytes(facts, elements, storage, mesh, accumulates=added)
+            arising = arising_bytes(facts, elements, storage, mesh, accumulates=added, fuses=decision.space.fuses)
             found[i].accumulated += accumulated
             found[i].arising += arising
             found[i].own += arising if added or arising else accumulated

@@ -154,7 +154,9 @@ def _charge_state(graph: ModelGraph, decision: Decision, start: int, stop: int, 
         value, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
         total.parameter_bytes += value
         total.gradient_bytes += gradient
-        total.arising_bytes += arising_bytes(facts, elements, storage, mesh, accumulates=added)
+        total.arising_bytes += arising_bytes(
+            facts, elements, storage, mesh, accumulates=added, fuses=decision.space.fuses
+        )
         total.optimizer_bytes += optimizer if not (whole and name in earlier) else 0.0
     total.optimizer_bytes += graph.optimizer_bytes
 

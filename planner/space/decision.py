@@ -185,7 +185,9 @@ class Decision(AssignmentMemory):
         if owner:
             cost.gradient_bytes += share * gradient
             added = self.setting.accumulates
-            cost.arising_bytes += share * arising_bytes(facts, elements, storage, space.mesh, accumulates=added)
+            cost.arising_bytes += share * arising_bytes(
+                facts, elements, storage, space.mesh, accumulates=added, fuses=space.fuses
+            )
             cost.optimizer_bytes += share * optimizer
             cost.update_s += share * space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
 

@@ -184,16 +184,23 @@ def state_bytes(
 
 
 def arising_bytes(
-    parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int], *, accumulates: bool
+    parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int], *, accumulates: bool, fuses: bool
 ) -> float:
     """Bytes on one device of a microbatch's gradient, beside the accumulator that it is added to.
 
     It arises split as the value is, whatever the accumulator's split: with ZeRO-2 whole. One that is not added to
     others is the accumulator, unless that is split further.
+
+    Args:
+        fuses: whether the compiler reuses memory leaf by leaf; the CPU's has what is left of all gradients after the
+            first axis's reduce-scatter beside them.
     """
     if not parameter.trained or (not accumulates and storage.gradient == storage.value):
         return 0.0
-    return elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+    whole = elements * parameter.gradient_itemsize / split_factor(storage.value, tuple(mesh))
+    scattered = (n for n, v, g in zip(mesh, storage.value, storage.gradient, strict=True) if v < 0 <= g)
+    first = 0 if fuses else next(scattered, 0)
+    return whole + (whole / first if first else 0.0)
 
 
 def scattered_bytes(parameter: Parameter, elements: int, storage: Storage, mesh: Sequence[int]) -> float:

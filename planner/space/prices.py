@@ -157,7 +157,7 @@ def _node_prices(space: "ModelSpace", name: str, node: AnyNode) -> NodePrices:
         for j, storage in enumerate(node.options):
             state[j] = sum(state_bytes(facts, elements, storage, space.mesh))
             for accumulates, row in arising.items():
-                row[j] = arising_bytes(facts, elements, storage, space.mesh, accumulates=accumulates)
+                row[j] = arising_bytes(facts, elements, storage, space.mesh, accumulates=accumulates, fuses=space.fuses)
             once[j] = space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
     key = node.class_key if isinstance(node, GroupNode) else ""
     return NodePrices(name, key, count, forward, backward, once, state, batch, arising, saved, entry, live)

@@ -123,7 +123,7 @@ def test_a_gradient_arises_whole_and_is_scattered_leaf_by_leaf() -> None:
     size, mesh = float(leaf.elements * leaf.gradient_itemsize), (2, 4)
     for gradient, accumulates, arising in ((split, True, size), (split, False, size), (whole, False, 0.0)):
         storage = Storage(whole, gradient, split)
-        assert arising_bytes(leaf, leaf.elements, storage, mesh, accumulates=accumulates) == arising
+        assert arising_bytes(leaf, leaf.elements, storage, mesh, accumulates=accumulates, fuses=True) == arising
         assert scattered_bytes(leaf, leaf.elements, storage, mesh) == size / 2
     assert scattered_bytes(leaf, leaf.elements, Storage(whole, whole, whole), mesh) == 0.0
 
