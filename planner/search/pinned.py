@@ -109,6 +109,7 @@ def pinned_layout(
             for stage, row in zip(pins, chosen, strict=True)
         ],
         [stage.blocks for stage in pins],
+        home,
     )
     layout = Layout(
         graph=graph,

@@ -204,9 +204,11 @@ def _looped(layout: Layout, family: ScheduleFamily) -> Iterator[Layout]:
             return
         shares = [tuple(group.microbatches for group in stage.groups) for stage in layout.stages]
         actions = make_schedule(family.name, stages, layout.microbatches, shares=shares, **parameters)
-        groups = [layout.stages[home].groups for home in homes(actions)]
+        home = homes(actions)
+        groups = [layout.stages[stage].groups for stage in home]
         m = layout.microbatches
-        stops = balanced_stops(layout.graph, [[(len(g.microbatches) / m, g.decision) for g in own] for own in groups])
+        shared = [[(len(g.microbatches) / m, g.decision) for g in own] for own in groups]
+        stops = balanced_stops(layout.graph, shared, home=home)
         cut = [
             StageChoice(start=start, stop=stop, groups=own)
             for start, stop, own in zip([0, *stops[:-1]], stops, groups, strict=True)

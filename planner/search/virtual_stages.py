@@ -10,6 +10,9 @@ from costmodel.schedule.actions import Schedule
 from planner.search.cuts import uncut_borders
 from planner.space.decision import Decision
 
+MOST_TO_EVEN = 4
+"""Virtual stages on the same devices up to which blocks are moved between them; more of them even out by themselves."""
+
 Shared = tuple[float, Decision]
 """A group's share of its stage's microbatches, and how it runs them."""
 
@@ -26,13 +29,20 @@ def most_stages(graph: ModelGraph) -> int:
 
 
 def balanced_stops(
-    graph: ModelGraph, stages: Sequence[Sequence[Shared]], blocks: Sequence[int | None] | None = None
+    graph: ModelGraph,
+    stages: Sequence[Sequence[Shared]],
+    blocks: Sequence[int | None] | None = None,
+    home: Sequence[int] | None = None,
 ) -> list[int]:
     """The block after each stage's last, such that the slowest stage is as fast as can be.
+
+    Where devices run several virtual stages, blocks are then moved from one to another, one at a time, while that makes
+    the busiest devices faster (all of their virtual stages together), or these alike and the slowest virtual stage.
 
     Args:
         stages: the groups of each (virtual) stage.
         blocks: how many blocks a stage has, None where that is free.
+        home: which devices run each (virtual) stage, by a number; None where each has its own.
 
     Raises:
         InputError: MP160, the model has no such cut.
@@ -45,8 +55,8 @@ def balanced_stops(
     best = np.full((wanted + 1, count + 1), np.inf)
     back = np.zeros((wanted + 1, count + 1), dtype=int)
     best[0, 0] = 0.0
-    for s, groups in enumerate(stages):
-        prefix = _prefix_s(graph, groups)
+    prefixes = [_prefix_s(graph, groups) for groups in stages]
+    for s, prefix in enumerate(prefixes):
         for stop in range(1, count + 1):
             if stop < count and stop in uncut:
                 continue
@@ -70,7 +80,51 @@ def balanced_stops(
     for s in range(wanted, 0, -1):
         stops.append(at)
         at = int(back[s, at])
-    return stops[::-1]
+    if home is None or not 1 < wanted / len(set(home)) <= MOST_TO_EVEN:
+        return stops[::-1]
+    return _evened(stops[::-1], prefixes, home, frozenset(uncut), fixed)
+
+
+def _evened(
+    stops: list[int],
+    prefixes: Sequence[np.ndarray],
+    home: Sequence[int],
+    uncut: frozenset[int],
+    fixed: Sequence[int | None],
+) -> list[int]:
+    """The stops after moves of one block from a virtual stage to another, through those between, while they help."""
+    free = [i for i, size in enumerate(fixed) if size is None]
+    moves = [(a, b) for a in free for b in free if a != b]
+    now = _busiest_s(stops, prefixes, home)
+    while True:
+        tried = [(_busiest_s(other, prefixes, home), other) for a, b in moves if (other := _moved(stops, a, b, uncut))]
+        least = min(tried, default=(now, stops))
+        if not least[0] < now:
+            return stops
+        now, stops = least
+
+
+def _moved(stops: Sequence[int], source: int, target: int, uncut: frozenset[int]) -> list[int]:
+    """The stops with one block less in one virtual stage and one more in another; none if that is no cut."""
+    step, span = (-1, range(source, target)) if source < target else (1, range(target, source))
+    found = list(stops)
+    for border in span:
+        found[border] += step
+    starts = [0, *found[:-1]]
+    legal = all(a < b for a, b in zip(starts, found, strict=True)) and not uncut & {found[border] for border in span}
+    return found if legal else []
+
+
+def _busiest_s(stops: Sequence[int], prefixes: Sequence[np.ndarray], home: Sequence[int]) -> tuple[float, float]:
+    """Seconds of a microbatch on the busiest devices, and on the slowest virtual stage."""
+    each = [
+        float(prefix[stop] - prefix[start])
+        for prefix, start, stop in zip(prefixes, [0, *stops[:-1]], stops, strict=True)
+    ]
+    busy: dict[int, float] = {}
+    for own_s, at in zip(each, home, strict=True):
+        busy[at] = busy.get(at, 0.0) + own_s
+    return max(busy.values()), max(each)
 
 
 def _prefix_s(graph: ModelGraph, groups: Sequence[Shared]) -> np.ndarray:
