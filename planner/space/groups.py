@@ -10,19 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from costmodel.graph import Op, Tensor
-from costmodel.sharding import (
-    REPLICATED,
-    VARYING,
-    Spec,
-    Strategy,
-    axis_choices,
-    operand_spec,
-    result_spec,
-)
-
-AXIS_LIMIT = 24  # assignments kept for one axis of one group; more than any group of the built-in models has
-Codes = tuple[int, ...]  # one strategy code an op of the group, on one mesh axis
-_Partial = tuple[Codes, dict[str, int]]  # the ops so far, and the codes of their tensors
+from costmodel.sharding import Spec, Strategy
+from planner.space.assignments import Codes, axis_assignments
 
 
 @dataclass(frozen=True)
@@ -126,93 +115,6 @@ def group_ops(ops: Sequence[Op], tensors: dict[str, Tensor], outputs: frozenset[
         exports = tuple(n for n in makes if n in outputs or used_by.get(n, set()) - {i})
         groups.append(Group(tuple(group), reads, makes, exports))
     return tuple(sorted(groups, key=lambda g: order[g.ops[0].name]))
-
-
-@dataclass(frozen=True, slots=True)
-class AxisAssignment:
-    """Codes on one mesh axis: of each op's strategy, and of the specs that the group reads and exports."""
-
-    ops: Codes
-    needs: Codes
-    gives: Codes
-
-
-def axis_assignments(group: Group, size: int, tensors: dict[str, Tensor]) -> tuple[AxisAssignment, ...]:
-    """Joint strategies of the group's ops on one axis of `size` devices, without a cast inside.
-
-    Of those that look alike from outside the one that splits most ops is kept. Where more than `AXIS_LIMIT` are left,
-    those that split most.
-    """
-    partial: list[_Partial] = [((), {})]
-    last_use = {name: at for at, op in enumerate(group.ops) for name in op.inputs}
-    for at, op in enumerate(group.ops):
-        choices = [(code, *_codes(op, code)) for code in axis_choices(op, size)]
-        grown: list[_Partial] = []
-        for codes, state in partial:
-            for code, needs, gives in choices:
-                new = _join(op, needs, gives, state, tensors)
-                if new is not None:
-                    grown.append(((*codes, code), new))
-        live = {n for n in group.makes if n in group.exports or last_use.get(n, -1) > at}
-        partial = _most_split(_distinct(grown, group.reads, live, tensors), 4 * AXIS_LIMIT)
-    return tuple(
-        AxisAssignment(codes, tuple(state[n] for n in group.reads), tuple(state[n] for n in group.exports))
-        for codes, state in _most_split(partial, AXIS_LIMIT)
-    )
-
-
-def _distinct(
-    found: list[_Partial], reads: Sequence[str], live: set[str], tensors: dict[str, Tensor]
-) -> list[_Partial]:
-    """One of those with the same codes of what is read and of what is yet to be used.
-
-    Without a gradient it makes no difference whether an operand counts as replicated or varying.
-    """
-    kept: dict[tuple[tuple[str, int], ...], _Partial] = {}
-    for one in found:
-        key = []
-        for name, code in one[1].items():
-            if name in live:
-                key.append((name, code))
-            elif name in reads:
-                key.append((name, REPLICATED if code == VARYING and not tensors[name].needs_grad else code))
-        place = tuple(sorted(key))
-        if place not in kept or _splits(one) > _splits(kept[place]):
-            kept[place] = one
-    return list(kept.values())
-
-
-def _most_split(found: list[_Partial], limit: int) -> list[_Partial]:
-    """At most `limit`, in the order given: the first (which replicates everything) and those that split most."""
-    if len(found) <= limit:
-        return found
-    best = sorted(range(1, len(found)), key=lambda i: (-_splits(found[i]), i))[: limit - 1]
-    return [found[i] for i in (0, *sorted(best))]
-
-
-def _splits(one: _Partial) -> int:
-    return sum(code >= 0 for code in one[0])
-
-
-def _codes(op: Op, code: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    needs = tuple(operand_spec(op, i, (code,))[0] for i in range(len(op.inputs)))
-    return needs, tuple(result_spec(op, i, (code,))[0] for i in range(len(op.outputs)))
-
-
-def _join(
-    op: Op, needs: Sequence[int], gives: Sequence[int], state: dict[str, int], tensors: dict[str, Tensor]
-) -> dict[str, int] | None:
-    """The group's tensor codes with one more op, or None where they would need a cast."""
-    new = dict(state)
-    for name, need in zip(op.inputs, needs, strict=True):
-        if not name:
-            continue
-        have = new.setdefault(name, need)
-        free = have == REPLICATED and need == VARYING and not tensors[name].needs_grad
-        if have != need and not free:
-            return None
-    new.update(zip(op.outputs, gives, strict=True))
-    return new
 
 
 def group_strategies(group: Group, mesh: Sequence[int], tensors: dict[str, Tensor]) -> tuple[GroupStrategy, ...]:
