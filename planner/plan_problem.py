@@ -26,6 +26,7 @@ from planner.other_schedules import as_planned, other_schedule
 from planner.planfile.schema import MemoryPlan, Plan, TimePlan, Transfer
 
 WEIGHT_SHARE = 0.5
+ROUNDING = 1e-9
 
 
 def problem_of(plan: Plan, schedule: str | None = None) -> Problem:
@@ -153,6 +154,8 @@ def _times(plan: Plan, schedule: Schedule) -> dict[Actor, StageTimes]:
 
 def _stage_times(time: TimePlan, split: bool) -> StageTimes:
     weight_s = (time.weight_s or WEIGHT_SHARE * time.backward_s) if split else 0.0
+    if time.backward_s < weight_s <= time.backward_s * (1.0 + ROUNDING):  # all of it is weight gradients
+        weight_s = time.backward_s
     return StageTimes(
         forward_s=time.forward_s,
         backward_s=time.backward_s - weight_s,

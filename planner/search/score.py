@@ -233,10 +233,11 @@ class LayoutCosts:
         """
         found = {}
         for actor, cost in self.blocks.items():
-            weight_s = cost.weight_s if split else 0.0
+            backward_s = cost.backward_s + cost.backward_cast_s
+            weight_s = min(cost.weight_s, backward_s) if split else 0.0  # sums of one whole: above it by rounding only
             found[actor] = StageTimes(
                 forward_s=cost.forward_s + cost.forward_cast_s,
-                backward_s=cost.backward_s + cost.backward_cast_s - weight_s,
+                backward_s=backward_s - weight_s,
                 weight_s=weight_s,
                 reduce_s=cost.once_s,
                 exchange_s=self.exchange_s[actor.stage],

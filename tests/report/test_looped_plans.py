@@ -201,20 +201,36 @@ def test_slack_is_that_of_the_link(name):
             assert planner.simulate(plan, delay_s={link: more_s}).makespan_s > before_s + 2 * borders * more_s
 
 
-def test_weight_gradients_of_known_times_are_not_assumed():
-    plan = looped_plan("zb-v")
-    assert "assumed to take 50%" in " ".join(planner.simulate(plan).notes)
+def with_weights(plan, share):
+    """The plan with a share of each backward for weight gradients."""
     stages = tuple(
         msgspec.structs.replace(
             stage,
             groups=tuple(
-                msgspec.structs.replace(g, time=msgspec.structs.replace(g.time, weight_s=g.time.backward_s / 4))
+                msgspec.structs.replace(g, time=msgspec.structs.replace(g.time, weight_s=g.time.backward_s * share))
                 for g in stage.groups
             ),
         )
         for stage in plan.stages
     )
-    known = planner.simulate(msgspec.structs.replace(plan, stages=stages))
+    return msgspec.structs.replace(plan, stages=stages)
+
+
+def test_a_backward_may_be_all_weight_gradients():
+    """As on a stage whose input needs no gradient. Their time is a sum of its own, so it may be the least bit more."""
+    plan = looped_plan("zb-v")
+    exact, rounded = (planner.simulate(with_weights(plan, share)) for share in (1.0, 1.0 + 1e-15))
+    assert exact.step.costs.stages[0][0].backward_s == rounded.step.costs.stages[0][0].backward_s == 0.0
+    assert rounded.makespan_s == exact.makespan_s
+    with pytest.raises(InputError, match="backward_s is -") as caught:
+        planner.simulate(with_weights(plan, 1.5))
+    assert caught.value.code == "MP147"
+
+
+def test_weight_gradients_of_known_times_are_not_assumed():
+    plan = looped_plan("zb-v")
+    assert "assumed to take 50%" in " ".join(planner.simulate(plan).notes)
+    known = planner.simulate(with_weights(plan, 0.25))
     assert known.notes == ()
     assert known.step.costs.stages[0][0] == replace(
         known.step.costs.stages[0][0], weight_s=plan.stages[0].groups[0].time.backward_s / 4
