@@ -36,7 +36,7 @@ def test_a_few_seconds_give_a_profile_that_prices_a_model() -> None:
     captured = capture(TASK, 4)
     programs = (*op_programs(captured, most=3), OpProgram(key="broken", forward=b"no program"))
     profile = profile_devices(
-        devices=2, budget_s=4.0, programs=programs, progress=lambda what, done, total: seen.append((what, done, total))
+        devices=2, budget_s=10.0, programs=programs, progress=lambda what, done, total: seen.append((what, done, total))
     )
     assert profile.devices == 2 and profile.device_kind == "cpu" and profile.software["jax"] == jax.__version__
     assert profile.microbatches == (4,)
