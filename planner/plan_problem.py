@@ -85,7 +85,7 @@ def held_of(plan: Plan, schedule: Schedule) -> dict[Actor, HeldBytes]:
     parts = _parts(plan, schedule)
     for row in schedule.actions:
         virtual = sorted({action.stage for action in row.actions}) or [row.stage]
-        own = {stage: parts[stage, row.group] for stage in virtual}  # type: ignore[index]
+        own = {stage: parts[Actor(stage, row.group)] for stage in virtual}
         every = [known[s, row.group] for s in dict.fromkeys(s for part in own.values() for s in part.stages)]
         shared = [memory.transient_bytes + memory.reserve_bytes for memory in every]  # one action at a time
         always = sum(memory.total_bytes - memory.saved_bytes for memory in every)

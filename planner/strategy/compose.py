@@ -89,13 +89,15 @@ def step_time(
     stages = stage_blocks(parts, strategy)
     crossing = cut_bytes(work, parts)
     send_s = _send_s(crossing, links, strategy, stack)
-    holders = [sum(bool(leaf.readers & blocks.positions) for blocks in stages) for leaf in work.leaves]
+    holders = [sum(not leaf.readers.isdisjoint(blocks.positions) for blocks in stages) for leaf in work.leaves]
     m = microbatches
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
         own = measured[s] if measured is not None else None
         single = frozenset(
-            i for i, leaf in enumerate(work.leaves) if not leaf.layered and leaf.readers & blocks.positions
+            i
+            for i, leaf in enumerate(work.leaves)
+            if not leaf.layered and not leaf.readers.isdisjoint(blocks.positions)
         )
         alike = (blocks.key, single, paces[s][0].name, paces[s][1], own)
         if alike not in known:

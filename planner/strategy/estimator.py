@@ -12,6 +12,7 @@ from costmodel.stack import Stack
 from planner.frontend.microbatch import DECLARE
 from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
+from planner.strategy.blocks import Blocks
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
 from planner.strategy.findings import degree_findings, held_in_estimate, idle_findings
@@ -43,6 +44,7 @@ class StrategyEstimator:
     layers: LayerTable | None = None
     _links: dict[_LinksKey, AxisLinks] = field(default_factory=dict)
     _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
+    _parts: dict[tuple[object, ...], list[Blocks]] = field(default_factory=dict)
     _findings: dict[tuple[int, int, int, int, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
 
     def microbatches(self, strategy: Strategy, global_batch: int) -> int:
@@ -128,6 +130,13 @@ class StrategyEstimator:
             )
         return self._times[key]
 
+    def _parts_of(self, work: Work, strategy: Strategy) -> list[Blocks]:
+        """`parts_of`, once for each way to cut; classes have other names where a graph of another size was captured."""
+        key = (work.order, strategy.pp, strategy.interleave, strategy.schedule, strategy.partition)
+        if key not in self._parts:
+            self._parts[key] = parts_of(work, strategy)
+        return self._parts[key]
+
     def step(self, strategy: Strategy, global_batch: int) -> StepTime:
         """Time of a step."""
         count = self.microbatches(strategy, global_batch)
@@ -136,7 +145,7 @@ class StrategyEstimator:
         works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind in kinds}
         work = works[kinds[0].name]
         times = [self.times(works[kind.name], strategy, kind, slowdown) for kind, slowdown in paces]
-        parts = parts_of(work, strategy)
+        parts = self._parts_of(work, strategy)
         measured = self.measured(work, strategy)
         self._check_dtype(strategy, kinds)
         return step_time(work, parts, times, paces, self.links(strategy), strategy, self.stack, count, measured)
@@ -191,7 +200,7 @@ class StrategyEstimator:
         kinds = self.kinds(strategy)
         limits = [min(kind.memory_bytes for kind, _ in used) for used in self._used(strategy)]
         work = self.model.work(self.facts_of(kinds[0]), strategy)
-        parts = parts_of(work, strategy)
+        parts = self._parts_of(work, strategy)
         flying, crossing = microbatches_held(work, parts, strategy, count), cut_bytes(work, parts)
         return tuple(
             stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s], crossing)

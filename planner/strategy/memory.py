@@ -91,7 +91,7 @@ def stage_memory(
     for one in held(work.leaves, blocks):
         leaf, elements, facts = one.leaf, one.elements, one.leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
-        ways = math.prod(state_parts(leaf, strategy, flat=stack.flat_state))
+        ways = math.prod(state_parts(leaf, strategy, flat=stack.flat_state)) if strategy.zero else 1
         parameters += weight / (ways if strategy.zero == 3 else 1)
         if strategy.zero == 3 and ways > 1:
             reading = leaf.readers & blocks.positions

@@ -71,15 +71,14 @@ class State:
 
 def states_of(owned: Sequence[HeldLeaf], strategy: Strategy, stack: Stack) -> list[State]:
     """The parameters of a stage, by the devices that hold the same values and those that ZeRO splits them over."""
-    states: dict[tuple[bool, frozenset[str]], State] = {}
+    states: dict[tuple[bool, tuple[int, int]], State] = {}
     for one in owned:
         leaf, facts, elements = one.leaf, one.leaf.facts, one.elements
-        expert = leaf.expert_dim is not None
-        axes = _axes(leaf, strategy)
         parts = state_parts(leaf, strategy, flat=stack.flat_state) if strategy.zero else (1, 1)
-        named = {"edp" if expert else "dp": parts[0], "cp": parts[1]}
-        split, ways = frozenset(axis for axis, count in named.items() if count > 1), math.prod(parts)
-        found = states.setdefault((expert, split), State(axes, split))
+        alike, ways = (leaf.expert_dim is not None, parts), parts[0] * parts[1]
+        if alike not in states:
+            states[alike] = _empty(leaf, strategy, parts)
+        found = states[alike]
         weight_bytes = facts.itemsize if stack.weight_bytes is None else stack.weight_bytes
         layers = 1.0 if stack.flat_state or not leaf.layered else float(one.reading)
         found.weights += elements * weight_bytes
@@ -108,7 +107,10 @@ def gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:
     return ITEMSIZE[strategy.gradient_dtype] if strategy.gradient_dtype else leaf.facts.gradient_itemsize
 
 
-def _axes(leaf: Leaf, strategy: Strategy) -> tuple[tuple[str, int], ...]:
+def _empty(leaf: Leaf, strategy: Strategy, parts: tuple[int, int]) -> State:
+    """Of parameters like this one, whose state has so many parts over data and context parallelism."""
     dp, cp = replicas(leaf, strategy)
-    sizes = {"dp": ("edp" if leaf.expert_dim is not None else "dp", dp), "cp": ("cp", cp)}
-    return tuple(sizes[name] for name in strategy.rank_order.split("-") if name in sizes)
+    data = "dp" if leaf.expert_dim is None else "edp"
+    axes = {"dp": (data, dp), "cp": ("cp", cp)}
+    ordered = tuple(axes[name] for name in strategy.rank_order.split("-") if name in axes)
+    return State(ordered, frozenset(axis for axis, count in zip((data, "cp"), parts, strict=True) if count > 1))

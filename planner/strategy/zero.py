@@ -6,6 +6,8 @@ dims that the degrees divide; what has no such dim, or is small, stays whole, it
 parallelism.
 """
 
+from functools import lru_cache
+
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Leaf
 
@@ -24,20 +26,17 @@ def state_parts(leaf: Leaf, strategy: Strategy, *, flat: bool) -> tuple[int, int
         flat: whether the stack splits state as one array (`costmodel.stack.Stack.flat_state`).
     """
     sizes = replicas(leaf, strategy)
-    if flat:
+    if flat or sizes == (1, 1):
         return sizes
-    if leaf.small:
-        return 1, 1
-    dp, cp = sizes
-    both = any(n % (dp * cp) == 0 for n in leaf.shape)
-    apart = any(
-        n % dp == 0 and other % cp == 0
-        for i, n in enumerate(leaf.shape)
-        for j, other in enumerate(leaf.shape)
-        if i != j
-    )
+    return (1, 1) if leaf.small else _most_parts(leaf.shape, *sizes)
+
+
+@lru_cache(maxsize=4096)
+def _most_parts(shape: tuple[int, ...], dp: int, cp: int) -> tuple[int, int]:
+    both = any(n % (dp * cp) == 0 for n in shape)
+    apart = any(n % dp == 0 and other % cp == 0 for i, n in enumerate(shape) for j, other in enumerate(shape) if i != j)
     if both or apart:
-        return sizes
-    alone = [(dp, 1) if any(n % dp == 0 for n in leaf.shape) else (1, 1)]
-    alone += [(1, cp)] if any(n % cp == 0 for n in leaf.shape) else []
+        return dp, cp
+    alone = [(dp, 1) if any(n % dp == 0 for n in shape) else (1, 1)]
+    alone += [(1, cp)] if any(n % cp == 0 for n in shape) else []
     return max(alone, key=lambda parts: parts[0] * parts[1])

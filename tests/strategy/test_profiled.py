@@ -48,7 +48,7 @@ def test_measured_products_give_estimates_what_they_give_plans(cluster: str, mic
 
 
 def test_measured_ops_give_estimates_what_they_give_plans(cluster: str) -> None:
-    graph = model_graph(capture(TASK, 2), None)  # type: ignore[arg-type]
+    graph = model_graph(capture(TASK, 2))
     ops = [op for cls in graph.classes.values() for op in cls.ops if op.work == "matmul"]
     profile = small_profile(ops={op.key: OpTime(forward_s=1e-3, backward_s=3e-3) for op in ops}, microbatches=(2,))
     found = planner.estimate(TASK, cluster, "microbatch=2", global_batch=16, profile=profile)
