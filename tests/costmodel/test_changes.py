@@ -16,8 +16,8 @@ from costmodel.simulation.changes import Problem, delay_link, fail_group, scale_
 from costmodel.simulation.critical_path import critical_path, path_shares
 from costmodel.simulation.memory import HeldBytes, memory_over_time
 from costmodel.simulation.what_if import what_ifs
+from tests.costmodel.pipelines import chain
 from tests.costmodel.test_contention import cases
-from tests.costmodel.test_simulate import chain
 
 GROUPS = [(1, [1.0]), (3, [1.0, 1.0, 2.0]), (2, [1.0, 3.0])]
 

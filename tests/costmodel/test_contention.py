@@ -12,35 +12,12 @@ from costmodel.errors import InputError
 from costmodel.schedule.actions import Action, Actor
 from costmodel.schedule.generate import gpipe, one_f_one_b
 from costmodel.schedule.zero_bubble import split_backward
-from costmodel.simulate import Contention, SendTimes, StageTimes, flatten, simulate
+from costmodel.simulate import Contention, StageTimes, flatten, simulate
 from costmodel.simulation.contended import run_contended
 from costmodel.simulation.costs import costs_of
 from costmodel.simulation.noise import factors
 from tests.costmodel.event_by_event import EventByEvent
-from tests.costmodel.test_simulate import chain
-
-TIME = st.floats(0.0, 10.0)
-
-
-@st.composite
-def cases(draw):
-    """A schedule with groups, its times and its sends."""
-    stages, m = draw(st.integers(1, 5)), draw(st.integers(1, 10))
-    shares, times = [], {}
-    for stage in range(stages):
-        groups = draw(st.integers(1, 3))
-        owner = draw(st.lists(st.integers(0, groups - 1), min_size=m, max_size=m))
-        shares.append([[k for k in range(m) if owner[k] == g] for g in range(groups)])
-        for group in range(groups):
-            f, b, r = draw(TIME), draw(TIME), draw(TIME)
-            times[Actor(stage, group)] = StageTimes(forward_s=f, backward_s=b, reduce_s=r)
-    sends = {
-        (a, b): SendTimes(activation_s=draw(TIME), gradient_s=draw(TIME), latency_s=draw(st.sampled_from((0.0, 1.5))))
-        for a in times
-        for b in times
-        if b.stage == a.stage + 1
-    }
-    return draw(st.sampled_from((gpipe, one_f_one_b)))(stages, m, shares), times, sends
+from tests.costmodel.pipelines import cases, chain
 
 
 @given(cases(), st.sampled_from((0.0, 0.3)), st.integers(0, 5))
