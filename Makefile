@@ -43,7 +43,7 @@ golden: $(VENV)/installed-for-tests
 published: $(VENV)-published/installed
 	$(VENV)-published/bin/python -m pytest -m published tests/published
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed-for-tests
 	$(BIN)/python benchmarks/planning_time.py
 	$(BIN)/python benchmarks/capture_time.py
 	$(BIN)/python benchmarks/profile_changes_plan.py
@@ -60,7 +60,7 @@ $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/installed-for-tests: pyproject.toml | $(BIN)/python
-	$(PIP) install --editable '.[test,cuda-check,tpu-check]'
+	$(PIP) install --editable '.[test,cuda-check,fast,tpu-check]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)-published/installed: pyproject.toml tests/published/requirements.txt

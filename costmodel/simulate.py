@@ -7,9 +7,9 @@ action an actor reduces gradients, exchanges them with the other groups of its s
 update joins their values (a norm of all gradients), and updates its parameters. On request messages contend for shared
 resources, compute slows down beside communication (`Contention`), and all times jitter.
 
-Time is linear in the number of actions: well over a million actions a second without contention, about a million where
-messages share resources, somewhat less where compute slows down beside them; see `costmodel.simulation.strict`,
-`shared` and `slowed`.
+Time is linear in the number of actions: well over a million actions a second, and with contention 0.6 to 1.2 million,
+or where numba is installed (`meshplan[fast]`), as soon as a process has simulated a million, 1.3 to 1.8 million; see
+`costmodel.simulation.strict`, `events` and `compiled`.
 """
 
 from collections.abc import Mapping

@@ -4,21 +4,24 @@ A message occupies its own link and every shared resource on its way, such as th
 when all of them are free, first come first served, for its whole time. While an actor sends, receives or reduces, its
 actions take `compute_slowdown` times as long. Part of the reduction of gradients may run beside the last action.
 
-Ends of actions are handled in order of time, then of actors: by `shared` where nothing slows compute down, which with
-private links is `run_strict` to the last bit, else by `slowed`.
+Ends of actions are handled in order of time, then of actors (`costmodel.simulation.events`). With private links, and
+where nothing slows compute down, that is `run_strict` to the last bit.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor
-from costmodel.simulation.costs import Costs
-from costmodel.simulation.program import Program
-from costmodel.simulation.shared import run_shared
-from costmodel.simulation.slowed import run_slowed
+from costmodel.simulation.compiled import loop_for
+from costmodel.simulation.costs import STAYS, Costs
+from costmodel.simulation.events import Work
+from costmodel.simulation.program import Program, inconsistent
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,14 @@ def run_contended(program: Program, costs: Costs, contention: Contention) -> Run
     Raises:
         InputError: MP148 if the schedule deadlocks.
     """
-    resources, slow = _resources(program, costs, contention), contention.compute_slowdown
-    early = contention.early_reduction
-    own_s = [sum(stage.reduce_s for stage in stages.values()) for stages in costs.stages]
-    if slow == 1.0:
-        starts_s, ends_s, wires_s = run_shared(program, costs, *resources)
-    else:
-        starts_s, ends_s, wires_s = run_slowed(program, costs, *resources, slow, [early * time_s for time_s in own_s])
+    work, early = work_of(program, costs, contention), contention.early_reduction
+    *found, complete = loop_for(len(work.needs))(work)
+    if not complete:
+        raise inconsistent(program.schedule)
+    starts_s, ends_s, wires_s = (
+        [flat[begin + 1 : end] for begin, end in pairwise(work.first)] for flat in found
+    )  # but for the beginnings
+    own_s = _reductions_s(costs)
     reductions = []
     for own_starts_s, own_ends_s, reduce_s in zip(starts_s, ends_s, own_s):
         end_s = own_ends_s[-1] if own_ends_s else 0.0
@@ -74,6 +78,41 @@ def run_contended(program: Program, costs: Costs, contention: Contention) -> Run
         start_s = own_starts_s[-1] if beside and reduce_s else end_s
         reductions.append((start_s, max(start_s + beside * reduce_s, end_s) + (1.0 - beside) * reduce_s))
     return Run(starts_s, ends_s, wires_s, reductions)
+
+
+def work_of(program: Program, costs: Costs, contention: Contention) -> Work:
+    """What the loop runs."""
+    resources, count = _resources(program, costs, contention)
+    return Work(
+        first=list(accumulate((1 + len(own) for own in program.needs), initial=0)),
+        needs=_flat(program.needs, 0),
+        fills=_flat(program.fills, -1),
+        durations_s=_flat(costs.durations_s, 0.0),
+        routes=_flat(costs.routes, STAYS),
+        over=[resources[link] for link in costs.link_of],
+        wire_s=costs.wire_s,
+        latency_s=costs.latency_s,
+        takers=[costs.ends[link][1] for link in costs.link_of],
+        early_s=[contention.early_reduction * time_s for time_s in _reductions_s(costs)],
+        slow=contention.compute_slowdown,
+        resources=count,
+        microbatches=program.schedule.microbatches,
+        cells=program.cells,
+    )
+
+
+def _reductions_s(costs: Costs) -> list[float]:
+    """How long each actor reduces gradients."""
+    return [sum(stage.reduce_s for stage in stages.values()) for stages in costs.stages]
+
+
+def _flat(rows: list[list[_Number]], beginning: _Number) -> list[_Number]:
+    """The rows after one another, each with what stands for the actor's beginning in front."""
+    found: list[_Number] = []
+    for row in rows:
+        found.append(beginning)
+        found.extend(row)
+    return found
 
 
 def _resources(program: Program, costs: Costs, contention: Contention) -> tuple[list[list[int]], int]:

@@ -5,8 +5,8 @@ actors are run, as long as each action comes after all that it needs. An actor r
 called again by who fills that slot. So times are found while the order is: a fraction of a microsecond an action.
 
 Measured on two cores that ran other work, CPython 3.11, 1F1B with links, in million actions a second of processor time
-(benchmarks/simulator_speed.py): whole calls of `simulate` from action objects 1.1 (64 stages) to 1.8 (4 stages), 2.0 to
-3.9 where the schedule is flattened already, `run_strict` alone 3.3 to 5.4; a loop over action objects in a dependency
+(benchmarks/simulator_speed.py): whole calls of `simulate` from action objects 1.4 (64 stages) to 2.0 (4 stages), 2.4 to
+4.2 where the schedule is flattened already, `run_strict` alone 3.2 to 6.0; a loop over action objects in a dependency
 order found before made 0.4 to 1.1. Levels of independent actions as numpy arrays, with the levels given, made 1.6 with
 4 stages, 5.9 with 16 and 18 with 64. But levels must be found first, at the price of this loop, so that they pay only
 for many simulations of one wide schedule, and plan-file commands, which start without numpy, would have to import it.
