@@ -2,7 +2,7 @@
 
 Alpha-beta model: with `n` devices, start `s`, latency `a` per hop, bandwidth `b` per device, and `S` bytes,
 
-    C1  all_reduce        s + min(2 (n-1) a + 2 (n-1)/n S/b,  t + 2 S/b)    ring; across nodes also double binary tree
+    C1  all_reduce        s + min(2 (n-1) a + 2 (n-1)/n S/b,  t + 2 S/d)    ring; across nodes also double binary tree
     C2  all_gather        s + (n-1) a + (n-1)/n S/b                         S = gathered output
     C3  reduce_scatter    s + (n-1) a + (n-1)/n S/b                         S = input
     C4  all_to_all        s + (n-1) a + (n-1)/n S/c                         S = local input
@@ -12,7 +12,9 @@ Alpha-beta model: with `n` devices, start `s`, latency `a` per hop, bandwidth `b
 C1 to C4: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005); they
 are also the bus-bandwidth factors of nccl-tests (doc/PERFORMANCE.md). The tree term of C1 is NCCL's since 2.4, after
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009); `t` is its
-latency: a chain inside each node and a binary tree over nodes, up and down.
+latency: a chain inside each node and a binary tree over nodes, up and down. Its bandwidth `d` is the ring's, except
+between two nodes (each sends S in all: half to its parent in one tree, half to its child in the other) and three (1.5 S
+at most), where it exceeds the network's as far as the links inside nodes allow (NVIDIA/nccl-tests issue 196).
 """
 
 import math
@@ -42,6 +44,7 @@ class AxisLink:
         latency_s: of one hop, averaged over the hops of the ring.
         all_to_all_bytes_per_s: bandwidth of one device in an all-to-all; None where it is that of the ring.
         tree_latency_s: latency of a tree all-reduce, up and down; None inside a node, where rings are used.
+        tree_bytes_per_s: `d` of C1, with all groups of the axis at work at once; None where it is that of the ring.
         start_s: what any collective takes beside its hops and its bytes.
     """
 
@@ -50,8 +53,12 @@ class AxisLink:
     latency_s: float
     all_to_all_bytes_per_s: float | None = None
     tree_latency_s: float | None = None
+    tree_bytes_per_s: float | None = None
     start_s: float = 0.0
 
+
+TREE_GAIN = {2: 2.0, 3: 4 / 3}
+"""What a double binary tree over so many nodes gains over a ring: 2 S over the most that a node sends; 1 over more."""
 
 NO_LINK = AxisLink(size=1, bandwidth_bytes_per_s=math.inf, latency_s=0.0)
 """Where nothing moves: on an axis of one device, and from a set of devices to itself."""
@@ -85,7 +92,7 @@ def collective_time_s(kind: CollectiveKind, full_bytes: float | Floats, link: Ax
     if kind == "all_reduce":
         time = 2 * hops * alpha + 2 * share * size / rate
         if link.tree_latency_s is not None:
-            time = np.minimum(time, link.tree_latency_s + 2 * size / rate)
+            time = np.minimum(time, link.tree_latency_s + 2 * size / (link.tree_bytes_per_s or rate))
     elif kind in ("all_gather", "reduce_scatter"):
         time = hops * alpha + share * size / rate
     elif kind == "all_to_all":
@@ -193,12 +200,14 @@ def rings_link(
     ring_rate, scatter_rate = _rates_between_nodes(groups, links, at, node, next_at, outer)
     outer_hops = int(outer.sum(axis=1).max())
     latency_s = (outer_hops * inter_latency_s + (size - outer_hops) * tier_latency_s) / size
+    trees = all(group.device.platform == "gpu" for group in groups)  # as NCCL and RCCL have them
     chain = max(0, math.ceil(size / outer_hops) - 1)
     return AxisLink(
         size=size,
         bandwidth_bytes_per_s=min(tier_rate, ring_rate),
         latency_s=max(latency_s, tier_latency_s if (~outer).all(axis=1).any() else 0.0),
         all_to_all_bytes_per_s=min(tier_rate, scatter_rate),
+        tree_bytes_per_s=min(tier_rate, ring_rate * TREE_GAIN.get(outer_hops, 1.0)) if trees else None,
         tree_latency_s=2 * (chain * tier_latency_s + math.ceil(math.log2(outer_hops)) * inter_latency_s),
         start_s=max(start_s, *(link.start_s for link in links.values())),
     )

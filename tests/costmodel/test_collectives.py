@@ -50,6 +50,20 @@ def test_all_reduce_across_nodes_takes_the_tree_where_that_is_faster():
     assert collective_time_s("all_reduce", 100e9, link) == pytest.approx(2 * 63 * 5e-6 + 2 * 63 / 64)
 
 
+@pytest.mark.parametrize(("nodes", "sent"), [(2, 1.0), (3, 1.5), (4, 2.0), (5, 2.0)])
+def test_trees_over_few_nodes_send_less_than_rings(nodes, sent):
+    """The node that sends most, in bytes of the reduced array: NVIDIA/nccl-tests issue 196 for two."""
+    (whole,) = axis_links(group(nodes=nodes), (8 * nodes,))
+    network_s = sent * 8e9 / 40e9
+    ring_s = 2 * (8 * nodes - 1) / (8 * nodes) * 8e9 / 40e9
+    assert collective_time_s("all_reduce", 8e9, whole) == pytest.approx(min(network_s, ring_s), rel=1e-2)
+
+
+def test_a_tree_is_no_faster_than_the_links_inside_nodes():
+    (whole,) = axis_links(group(tiers=((8, 50e9),)), (16,))
+    assert collective_time_s("all_reduce", 8e9, whole) == pytest.approx(2 * 8e9 / 50e9, rel=1e-2)
+
+
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_nothing_to_send_takes_no_time(kind):
     alone = AxisLink(size=1, bandwidth_bytes_per_s=math.inf, latency_s=0.0)
