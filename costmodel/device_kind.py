@@ -41,6 +41,8 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         matmul_half_depth, matmul_half_area: depth k, and number of elements of its results, at which a product achieves
             half of that (`costmodel.kernels`, R2); 0 where its shape does not matter.
         misaligned_efficiency: the share of that again in 16-bit products whose k or n is no multiple of 8.
+        attention_efficiency: achieved share of the peak inside fused attention, whatever its products' shape. Between
+            FlashAttention-2's 0.35 on H100s and 0.6 on A100s (Dao 2023; Shah et al., "FlashAttention-3", 2024).
         bandwidth_efficiency: achieved share of the memory bandwidth in large memory-bound ops.
         launch_s: shortest time of any op (launch, scheduling).
         link_bandwidth_bytes_per_s: device-to-device fabric (NVLink, ICI, Infinity Fabric), per device and direction.
@@ -63,6 +65,7 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     matmul_half_depth: float = 0.0
     matmul_half_area: float = 0.0
     misaligned_efficiency: float = 1.0
+    attention_efficiency: float = 0.45
     bandwidth_efficiency: float = 0.8
     launch_s: float = 4e-6
     link_bandwidth_bytes_per_s: float | None = None
@@ -119,6 +122,7 @@ def check_device_kind(kind: DeviceKind, path: str, code: str = "MP133") -> None:
     require_number(kind.matmul_half_depth, f"{path}.matmul_half_depth", code, least=0)
     require_number(kind.matmul_half_area, f"{path}.matmul_half_area", code, least=0)
     require_number(kind.misaligned_efficiency, f"{path}.misaligned_efficiency", code, most=1)
+    require_number(kind.attention_efficiency, f"{path}.attention_efficiency", code, most=1)
     require_number(kind.launch_s, f"{path}.launch_s", code, least=0)
     for field in ("link_bandwidth_bytes_per_s", "link_span", "host_bandwidth_bytes_per_s"):
         if (value := getattr(kind, field)) is not None:

@@ -5,9 +5,13 @@ Frameworks that launch each kernel from the host, fuse less, or hold state in ot
 fitted to their published measurements or, by `meshplan profile calibrate`, to a user's.
 """
 
+from typing import Literal
+
 import msgspec
 
 from costmodel.documents import require_number
+
+Reruns = Literal["blocks", "layers", "whole_layers"]
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +20,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         host_launch_s: seconds of the host for each kernel; a pass over a block takes no less than its launches.
         traffic: bytes that memory-bound kernels move, over what they would move fused as XLA does.
-        attention: time of the products inside fused attention (``flash``), over what products of their shape take.
+        attention: time of the products inside fused attention (``flash``), over what the device kind's take.
         misaligned_efficiency: share of their rate that 16-bit products reach whose k or n is no multiple of 8; None for
             the device kind's own.
         start_s: what any collective takes beside its hops and bytes inside a node; None for the links' own.
@@ -34,6 +38,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         microbatch_s, step_s: once a microbatch on each stage, and once a step.
         slowdown: factor on everything, of a system that is known to run below its best.
         skew: share by which a step is longer for each doubling of the nodes: the slowest of many sets the pace.
+        reruns: what full remat runs again: every block as far as its backward pass needs it (``blocks``, the planner's
+            programs); the same of layers alone, not of what stands before and behind them (``layers``, PyTorch's
+            checkpoints that stop early); layers to their end (``whole_layers``, its reentrant ones, as in Megatron).
         weight_bytes, gradient_bytes, optimizer_bytes: of one trained element (a copy of the weights in the compute
             dtype; the rest of the state in `optimizer_bytes`); None for what the model itself keeps.
         reserve_bytes: memory that programs cannot use; None for the device kind's own.
@@ -66,6 +73,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step_s: float = 0.0
     slowdown: float = 1.0
     skew: float = 0.0
+    reruns: Reruns = "blocks"
     weight_bytes: float | None = None
     gradient_bytes: float | None = None
     optimizer_bytes: float | None = None

@@ -36,6 +36,7 @@ SHARES = (
     "matmul_half_area",
     "bandwidth_efficiency",
     "misaligned_efficiency",
+    "attention_efficiency",
 )
 """Fields of a device kind that are fitted."""
 
@@ -52,6 +53,7 @@ class FittedKinds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     matmul_half_area: float | None = None
     bandwidth_efficiency: float | None = None
     misaligned_efficiency: float | None = None
+    attention_efficiency: float | None = None
     fitted_on: str = ""
 
     def applied(self, kind: DeviceKind) -> DeviceKind:

@@ -40,6 +40,7 @@ _SHARED = (
     "matmul_half_depth",
     "matmul_half_area",
     "bandwidth_efficiency",
+    "attention_efficiency",
 )
 
 

@@ -51,11 +51,11 @@ _AMP_FABRIC: dict[str, Row] = {"tier_share": _STACK["tier_share"], "inter_share"
 _AMP: dict[str, Row] = {name: row for name, row in _STACK.items() if name not in _AMP_FABRIC}
 _OVERLAP: dict[str, Row] = {"gradient_overlap": (0.6, 1.6, 0.01, 1.5)}
 _JEANZAY: dict[str, Row] = {"inter_share": (0.25, 1.6, 0.05, 1.0), "misaligned_efficiency": (0.11, 1.6, 0.02, 1.0)}
-_FLASH: dict[str, Row] = {"attention": (1.5, 1.5)}
-_SHARDED: dict[str, Row] = {**_OVERLAP, **_FLASH, "parameter_overlap": (0.7, 1.3, 0.01, 1.5)}
+_FLASH: dict[str, Row] = {"attention_efficiency": (0.45, 1.4, 0.05, 0.95)}
+_SHARDED: dict[str, Row] = {**_OVERLAP, "parameter_overlap": (0.7, 1.3, 0.01, 1.5)}
 _H100_STACK: dict[str, Row] = {
     **_OVERLAP,
-    **_FLASH,
+    "attention": (1.0, 1.5),
     "tensor_overlap": (0.1, 2.0, 0.001, 1.0),
     "microbatch_s": (1e-3, 3.0),
     "step_s": (0.02, 2.5),
@@ -83,7 +83,7 @@ def _free(owner: str, *parts: dict[str, Row]) -> Free:
 A100, H100, T4, V100, TPU = "A100-SXM4-80GB", "H100-SXM5-80GB", "T4", "V100-SXM2-16GB", "TPU-v6e"
 
 
-MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0, "pooled": True}
+MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0, "pooled": True, "reruns": "whole_layers"}
 """Mixed precision as Megatron and DeepSpeed keep it: weights in 16 bits, float32 master weights and Adam's moments; in
 PyTorch's caching allocator."""
 
@@ -97,8 +97,9 @@ STATE: dict[str, dict[str, Any]] = {
     "amp-t4": MIXED,
     "amp-mixed": {**MIXED, "stall_bytes": 3e6},
     "jeanzay-before-numa": MIXED,
-    "llm-foundry": {"pooled": True},
-    "torchtitan": {**MIXED, "gradient_bytes": 4.0, "optimizer_bytes": 10.0},
+    "llm-foundry": {"pooled": True, "reruns": "layers"},
+    "torchtitan": {**MIXED, "gradient_bytes": 4.0, "optimizer_bytes": 10.0, "reruns": "layers"},
+    "maxtext": {"reruns": "layers"},
 }
 
 
@@ -127,8 +128,13 @@ GPU = Group(
     name="A100 and H100",
     sources=(vtrain, selene, bloom, megatron_core, mlperf, llm_foundry),
     free=(
-        _free(A100, _KIND),
-        _free(H100, _KIND, {"matmul_efficiency": (0.72, 1.1, 0.3, 0.99), "matmul_half_area": (2.2e6, 1.7, 1e4, 3e7)}),
+        _free(A100, _KIND, _FLASH),
+        _free(
+            H100,
+            _KIND,
+            _FLASH,
+            {"matmul_efficiency": (0.72, 1.1, 0.3, 0.99), "matmul_half_area": (2.2e6, 1.7, 1e4, 3e7)},
+        ),
         _free("megatron-a100", _SOFTWARE, _PIPELINE, _HOST),
         _free("vtrain", _FABRIC, _deviating(_SOFTWARE, _PIPELINE)),
         _free("selene", _FABRIC, _deviating(_SOFTWARE, _PIPELINE)),
@@ -172,7 +178,7 @@ TPUS = Group(
     name="TPU",
     sources=(tpu,),
     free=(
-        _free(TPU, _KIND, {"matmul_efficiency": (0.6, 1.2, 0.3, 0.98)}),
+        _free(TPU, _KIND, _FLASH, {"matmul_efficiency": (0.6, 1.2, 0.3, 0.98)}),
         _free("maxtext", _STACK, _SHARDED),
     ),
     stacks={"maxtext": "MaxText on TPU v5p, v6e and 7x (Google's recipes), and MLPerf's GPT-3 on v5p and v6e"},

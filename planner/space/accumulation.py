@@ -33,12 +33,12 @@ def accumulate_s(space: "ModelSpace", node: ParameterNode, storage: Storage) -> 
 
 
 def with_accumulation(space: "ModelSpace", prices: SpacePrices) -> SpacePrices:
-    """Prices whose parameters' backward pass has the accumulation of their gradients."""
+    """Prices whose parameters have the accumulation of their gradients."""
     nodes = []
     for node, priced in zip(space.nodes, prices.nodes, strict=True):
         if isinstance(node, ParameterNode):
             readers = sum(share * space.counts[key] for key, share in node.shares.items()) / node.count
             each = np.array([accumulate_s(space, node, storage) for storage in node.options])
-            priced = replace(priced, backward_s=priced.backward_s + readers * each)
+            priced = replace(priced, adding_s=readers * each)
         nodes.append(priced)
     return replace(prices, nodes=tuple(nodes))

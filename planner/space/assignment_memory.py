@@ -93,7 +93,7 @@ class AssignmentMemory(Assignment):
             return self.kept_without_remat
         found: dict[str, dict[tuple[str, Spec], float]] = {}
         for key, cls in self.space.graph.classes.items():
-            again = {name for _, name in self.space.again[key, "full"]}
+            again = {name for _, name in self.space.again[key, "full"].reads}
             found[key] = {
                 (name, spec): cls.tensors[name].bytes / split_factor(spec, self.space.mesh)
                 for name, spec in self.input_specs[key].items()

@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from costmodel.graph import ModelGraph, Op, Tensor
 from costmodel.sharding import Spec, Strategy, local_fraction, split_factor
 
-Again = frozenset[tuple[str, str]]  # (op, tensor that it reads again)
+
+@dataclass(frozen=True)
+class Again:
+    """What a block does a second time for its backward pass.
+
+    Attributes:
+        reads: each (op, operand) that is taken again.
+        runs: ops that run again, and do not only have their operands again.
+    """
+
+    reads: frozenset[tuple[str, str]]
+    runs: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -152,27 +163,29 @@ def kept_once(graph: ModelGraph, key: str) -> frozenset[str]:
     return frozenset(equal)
 
 
-def read_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset[str], *, full: bool) -> Again:
-    """Every (op, operand) of a block that is taken again for the backward pass.
+def done_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset[str], *, full: bool) -> Again:
+    """What of a block is done again for the backward pass.
 
     Args:
         derived: tensors made of parameters alone.
         full: whether the block is run under full remat.
     """
-    found: set[tuple[str, str]] = set()
+    reads, running = set[tuple[str, str]](), set[str]()
     needed: set[str] = set()  # tensors that are computed again
     for op in reversed(ops):
         rerun = full or op.scope >= 0
         runs = not needed.isdisjoint(op.outputs) or (rerun and _makes(op))
+        if rerun and runs:
+            running.add(op.name)
         for name in op.inputs:
             weight = bool(name) and (tensors[name].role == "param" or name in derived)
             if not name or not (rerun or weight):
                 continue
             if runs or name in op.saves or (weight and _makes(op)):
-                found.add((op.name, name))
+                reads.add((op.name, name))
                 if rerun or name in derived:
                     needed.add(name)
-    return frozenset(found)
+    return Again(frozenset(reads), frozenset(running))
 
 
 def _makes(op: Op) -> bool:
@@ -182,16 +195,10 @@ def _makes(op: Op) -> bool:
 
 def takes_again(ops: Iterable[Op], name: str, again: Again) -> bool:
     """Whether some of these ops (a group) take a tensor again."""
-    return any((op.name, name) in again for op in ops)
+    return any((op.name, name) in again.reads for op in ops)
 
 
 def gives_cotangent(ops: Iterable[Op], name: str, tensors: Mapping[str, Tensor]) -> bool:
     """Whether a tensor gets a cotangent from some of these ops (a group): not from a comparison, or the maximum that a
     softmax subtracts."""
     return any(name in op.inputs and any(o and tensors[o].needs_grad for o in op.outputs) for op in ops)
-
-
-def runs_again(op: Op, again: Again) -> bool:
-    """Whether an op that takes its operands again does so to run again, and not only to have them for its
-    cotangents."""
-    return any((op.name, name) in again and name not in op.saves for name in op.inputs)

@@ -16,7 +16,7 @@ from costmodel.sharding import (
 )
 from planner.space.accumulation import accumulate_s
 from planner.space.assignment_memory import AssignmentMemory
-from planner.space.backward import gives_cotangent, own_name, runs_again, takes_again
+from planner.space.backward import gives_cotangent, own_name, takes_again
 from planner.space.block_cost import BlockCost, Move, equal_moves
 from planner.space.group_costs import group_cost, weight_seconds
 from planner.space.inputs import input_bytes
@@ -58,12 +58,12 @@ class Decision(AssignmentMemory):
             index = space.index["group", key, str(i)]
             node, option = space.nodes[index], space.nodes[index].options[self.choice[index]]
             assert isinstance(node, GroupNode)
-            forward, backward = group_cost(space, node, option)  # type: ignore[arg-type]
+            forward, backward, rerun = group_cost(space, node, option)  # type: ignore[arg-type]
             cost.forward_s += forward
-            cost.backward_s += backward + (forward if remat == "full" else 0.0)
+            cost.backward_s += backward + (rerun if remat == "full" else 0.0)
             cost.weight_s += weight_seconds(space, node, option)  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
-                again = (remat == "full" or op.scope >= 0) and runs_again(op, space.again[key, remat])
+                again = op.name in space.again[key, remat].runs
                 forward_counts = cost.run_collectives if own_name(op) in space.once[key] else cost.collectives
                 for axis in internal_reductions(op, strategy):
                     forward_counts["forward", "all_reduce", axis] += 1
@@ -176,9 +176,10 @@ class Decision(AssignmentMemory):
                 else:
                     cost.backward_cast_s += seconds
                     cost.weight_s += seconds
-        accumulation_s = node.shares[key] * accumulate_s(space, node, storage)
-        cost.backward_s += accumulation_s
-        cost.weight_s += accumulation_s
+        if self.setting.accumulates:
+            accumulation_s = node.shares[key] * accumulate_s(space, node, storage)
+            cost.backward_s += accumulation_s
+            cost.weight_s += accumulation_s
         value, gradient, optimizer = state_bytes(facts, elements, storage, space.mesh)
         if owner or not node.whole:  # one stage has all readers of a stack that some read whole
             cost.parameter_bytes += node.shares[key] * value

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from planner.space.model_space import ModelSpace
 
 
-def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> tuple[float, float]:
-    """Forward and backward seconds of a group's ops on one device."""
-    forward = backward = 0.0
+def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> tuple[float, float, float]:
+    """Seconds of a group's ops on one device: forward, backward, and what full remat adds to the backward pass."""
+    own, full = (space.again[node.class_key, remat].runs for remat in ("none", "full"))
+    forward = backward = again = 0.0
     for op, strategy in zip(node.group.ops, option.ops, strict=True):
         cost = space.op_cost(node.class_key, op, strategy)
         forward += cost.forward_s
-        backward += cost.backward_s + (cost.forward_s if op.scope >= 0 else 0.0)  # the user's own remat
-    return forward, backward
+        backward += cost.backward_s + (cost.forward_s if op.name in own else 0.0)  # the user's own remat
+        again += cost.forward_s if op.name in full else 0.0
+    return forward, backward, again
 
 
 def weight_seconds(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> float:

@@ -19,7 +19,7 @@ from costmodel.sharding import PARTIAL, REPLICATED, Spec, Strategy, divides
 from costmodel.traffic import Traffic
 from planner.search.problem import IntraOpProblem
 from planner.space.accumulation import with_accumulation
-from planner.space.backward import Again, Kept, kept_by, kept_once, read_again
+from planner.space.backward import Again, Kept, done_again, kept_by, kept_once
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
 from planner.space.inputs import first_reads
@@ -71,7 +71,7 @@ class ModelSpace:
             self.once[key] = kept_once(graph, key)
             self.carries[key] = carries(graph, key)
             for remat in typing.get_args(Remat):
-                self.again[key, remat] = read_again(cls.ops, cls.tensors, derived, full=remat == "full")
+                self.again[key, remat] = done_again(cls.ops, cls.tensors, derived, full=remat == "full")
             for i, group in enumerate(self.groups[key]):
                 options = self._working(key, group, group_strategies(group, self.mesh, cls.tensors), heavy_flops)
                 self._add(("group", key, str(i)), GroupNode(key, group, options))

@@ -38,6 +38,8 @@ class NodePrices:
     count: int
     forward_s: Floats
     backward_s: Floats
+    again_s: Floats  # of the forward pass, what full remat runs again
+    adding_s: Floats  # gradients to those of other microbatches (`planner.space.accumulation`)
     once_s: Floats
     state_bytes: Floats
     batch_bytes: Floats  # of all blocks, for each microbatch of the step
@@ -102,7 +104,8 @@ class SpacePrices:
         full, times = setting.remat == "full", setting.microbatches
         heaviest, nodes = self._heaviest(), []
         for p in self.nodes:
-            per_microbatch = p.forward_s * (2.0 if full else 1.0) + p.backward_s
+            per_microbatch = p.forward_s + p.backward_s + (p.again_s if full else 0.0)
+            per_microbatch = per_microbatch + (p.adding_s if setting.accumulates else 0.0)
             kept = p.entry_bytes if full else p.saved_bytes
             state = p.state_bytes + p.arising_bytes[setting.accumulates]
             memory = (p.count * (state + setting.in_flight * kept) + times * p.batch_bytes) / setting.stages
@@ -130,21 +133,21 @@ class SpacePrices:
 def _node_prices(space: "ModelSpace", name: str, node: AnyNode) -> NodePrices:
     options = len(node.options)
     zero = np.zeros(options)
-    forward, backward, once, state, batch, saved, entry, live = (zero.copy() for _ in range(8))
+    forward, backward, again, adding, once, state, batch, saved, entry, live = (zero.copy() for _ in range(10))
     arising = {False: zero.copy(), True: zero.copy()}
     count = 1
     if isinstance(node, GroupNode):
         count = space.counts[node.class_key]
         sharers = sharers_of(space, node.class_key)
         for j, option in enumerate(node.options):
-            forward[j], backward[j] = group_cost(space, node, option)
+            forward[j], backward[j], again[j] = group_cost(space, node, option)
             saved[j] = group_saved(space, node, option, sharers)
             live[j] = group_live(space, node, option)
     elif isinstance(node, PortNode):
         count = space.counts[node.class_key]
         tensor = space.graph.classes[node.class_key].tensors[node.tensor]
         layers = count if node.tensor in space.once[node.class_key] else 1
-        if any(name == node.tensor for _, name in space.again[node.class_key, "full"]):
+        if any(name == node.tensor for _, name in space.again[node.class_key, "full"].reads):
             entry[:] = [tensor.bytes / split_factor(spec, space.mesh) / layers for spec in node.options]
         for value in space.first_inputs[node.class_key].get(node.tensor, ()):
             for j, spec in enumerate(node.options):
@@ -160,7 +163,9 @@ def _node_prices(space: "ModelSpace", name: str, node: AnyNode) -> NodePrices:
                 row[j] = arising_bytes(facts, elements, storage, space.mesh, accumulates=accumulates, fuses=space.fuses)
             once[j] = space.pricing.update_s(update_bytes(facts, elements, storage, space.mesh))
     key = node.class_key if isinstance(node, GroupNode) else ""
-    return NodePrices(name, key, count, forward, backward, once, state, batch, arising, saved, entry, live)
+    return NodePrices(
+        name, key, count, forward, backward, again, adding, once, state, batch, arising, saved, entry, live
+    )
 
 
 def _edges_inside(space: "ModelSpace", key: str, cls: BlockClass) -> list[EdgePrices]:

@@ -1,10 +1,11 @@
 """Constants of a software stack that are written among a strategy: ``dp=8,microbatch=1,stack=selene,step_s=0.2``."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+from costmodel.documents import suggestion
 from costmodel.errors import InputError
-from costmodel.stack import Stack
+from costmodel.stack import Reruns, Stack
 from planner.strategy.strategy import AnyStrategy, on_or_off
 
 STACK = "stack"
@@ -38,12 +39,17 @@ def constant_value(key: str, value: Any) -> Any:
     """The value of a constant that was written as text.
 
     Raises:
-        InputError: MP182 it is no number.
+        InputError: MP182 it is no number, or not among the words that the constant can be.
     """
     if not isinstance(value, str):
         return value
     if key in ("flat_state", "pooled"):
         return on_or_off(key, value)
+    if key == "reruns":
+        words = get_args(Reruns)
+        if value not in words:
+            raise InputError("MP182", f"reruns={value} is not known", suggestion(value, words, "it is one of"))
+        return value
     try:
         return int(value) if key == "reserve_bytes" else float(value)
     except ValueError:

@@ -201,7 +201,7 @@ class StrategyEstimator:
         limits = [min(kind.memory_bytes for kind, _ in used) for used in self._used(strategy)]
         work = self.model.work(self.facts_of(kinds[0]), strategy)
         parts = self._parts_of(work, strategy)
-        flying, crossing = microbatches_held(work, parts, strategy, count), cut_bytes(work, parts)
+        flying, crossing = microbatches_held(work, parts, strategy, self.stack, count), cut_bytes(work, parts)
         return tuple(
             stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s], crossing)
             for s, blocks in enumerate(stage_blocks(parts, strategy))

@@ -16,7 +16,7 @@ from planner.strategy.blocks import Blocks
 from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
-from planner.strategy.work import ClassWork, Work
+from planner.strategy.work import ClassWork, Work, reruns_full
 from planner.strategy.zero import state_parts
 
 
@@ -106,8 +106,10 @@ def stage_memory(
     peaks = [0.0]
     for key, count in blocks.classes.items():
         one = work.classes[key]
-        saved += count * flying * kept_bytes(one, strategy)
-        again = one.kept_bytes if strategy.remat == "full" else one.core_bytes if strategy.remat == "selective" else 0.0
+        saved += count * flying * kept_bytes(one, strategy, stack)
+        again = one.core_bytes if strategy.remat == "selective" else 0.0
+        if reruns_full(one, strategy.remat, stack.reruns):
+            again = one.kept_bytes
         peaks.append(again + one.live_bytes)
     transient = sum(peaks) if stack.pooled else max(peaks)
     parts = strategy.tp if strategy.sp else 1
@@ -140,11 +142,15 @@ def _gradient_bytes(facts: Parameter, strategy: Strategy, stack: Stack) -> float
     return float(facts.gradient_itemsize)
 
 
-def microbatches_held(work: Work, parts: Sequence[Blocks], strategy: Strategy, microbatches: int) -> list[float]:
+def microbatches_held(
+    work: Work, parts: Sequence[Blocks], strategy: Strategy, stack: Stack, microbatches: int
+) -> list[float]:
     """For each stage, microbatches whose activations it holds, counted in whole passes over its blocks."""
     if strategy.schedule in CLOSED:
         return [in_flight(strategy, stage, microbatches) for stage in range(strategy.pp)]
-    saved = [sum(n * kept_bytes(work.classes[key], strategy) for key, n in part.classes.items()) for part in parts]
+    saved = [
+        sum(n * kept_bytes(work.classes[key], strategy, stack) for key, n in part.classes.items()) for part in parts
+    ]
     counts, home = held_microbatches(strategy, microbatches, saved), homes(strategy)
     out = []
     for stage in range(strategy.pp):
@@ -154,9 +160,9 @@ def microbatches_held(work: Work, parts: Sequence[Blocks], strategy: Strategy, m
     return out
 
 
-def kept_bytes(one: ClassWork, strategy: Strategy) -> float:
+def kept_bytes(one: ClassWork, strategy: Strategy, stack: Stack) -> float:
     """What a block keeps for its backward pass of one microbatch."""
-    if strategy.remat == "full":
+    if reruns_full(one, strategy.remat, stack.reruns):
         return one.entry_bytes
     return one.kept_bytes - (one.core_bytes if strategy.remat == "selective" else 0.0)
 

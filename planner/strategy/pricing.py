@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.device_kind import DeviceKind
 from costmodel.kernels import kernels_s
-from costmodel.stack import Stack
+from costmodel.stack import Reruns, Stack
 from planner.strategy.links import AxisLinks
 from planner.strategy.strategy import RematPolicy
-from planner.strategy.work import ClassWork, Work
+from planner.strategy.work import ClassWork, Floats, MoveKey, Work, reruns_full
 
 AXES = ("cp", "tp", "ep")  # axes of the mesh that work is captured on, in order
 
@@ -68,23 +69,22 @@ def _times(
     if len(k.matmul_s) == 0:
         return ClassTimes(0.0, 0.0, 0.0, {})
     memory_s = np.where(k.matmul_s > 0.0, k.memory_s, k.memory_s * stack.traffic)
-    matmul_s = np.where(one.flash, k.matmul_s * stack.attention, k.matmul_s)
+    slower = stack.attention * kind.matmul_efficiency / kind.attention_efficiency
+    matmul_s = np.where(one.flash, k.matmul_s * slower, k.matmul_s)
     seconds = kernels_s(matmul_s, k.vector_s, memory_s, k.launches, k.dims, k.misaligned, kind) * slowdown
     forward = float(seconds[~one.backward].sum())
     backward = float(seconds[one.backward].sum())
     weight = float((seconds * one.weight).sum())
-    again = forward if remat == "full" else float(seconds[one.core].sum()) if remat == "selective" else 0.0
+    rerun, again_moves = _run_again(one, remat, stack.reruns)
+    again = float(seconds[rerun].sum())
     if stack.host_launch_s:
-        launched = k.launches > 0
-        ahead = stack.host_launch_s * float(k.launches[launched & ~one.backward].sum())
-        behind = stack.host_launch_s * float(k.launches[launched & one.backward].sum())
-        floor_again = ahead if remat == "full" else 0.0
-        forward, again = max(forward, ahead), max(again, floor_again)
-        backward = max(backward, behind)
-    moves = one.moves["full" if remat == "full" else "none"]
+        launched = np.where(k.launches > 0, k.launches, 0.0) * stack.host_launch_s
+        forward = max(forward, float(launched[~one.backward].sum()))
+        backward = max(backward, float(launched[one.backward].sum()))
+        again = max(again, float(launched[rerun].sum()) if remat == "full" else 0.0)
     comm = {"forward": 0.0, "backward": 0.0}
     by_axis: dict[str, float] = {}
-    for (phase, kind_name, axis), (moved, starts) in zip(moves.keys, moves.amounts, strict=True):
+    for (phase, kind_name, axis), (moved, starts) in again_moves:
         took = links.seconds(kind_name, axes[axis], float(moved), float(starts))
         comm[phase] += took
         by_axis[axes[axis]] = by_axis.get(axes[axis], 0.0) + took
@@ -96,3 +96,17 @@ def _times(
         shrink = sum(comm.values()) / took if took else 0.0
         by_axis = {name: took * shrink for name, took in by_axis.items()}
     return ClassTimes(forward + comm["forward"], backward + again + comm["backward"], weight, by_axis)
+
+
+def _run_again(
+    one: ClassWork, remat: RematPolicy, reruns: Reruns
+) -> tuple[NDArray[np.bool_], list[tuple[MoveKey, Floats]]]:
+    """Which kernels of the forward pass run again, and the collectives of both passes with those that do."""
+    rows = {name: list(zip(moves.keys, moves.amounts, strict=True)) for name, moves in one.moves.items()}
+    if not reruns_full(one, remat, reruns):
+        again = one.core if remat == "selective" else np.zeros_like(one.core)
+        return again, rows["none"]
+    if reruns != "whole_layers":
+        return one.again, rows["full"]
+    repeated = [(("backward", kind, axis), row) for (phase, kind, axis), row in rows["none"] if phase == "forward"]
+    return ~one.backward, [*rows["none"], *repeated]

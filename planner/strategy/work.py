@@ -18,6 +18,7 @@ from costmodel.compute import peak_flops_per_s
 from costmodel.graph import BlockClass, Parameter
 from costmodel.kernels import Kernel, KernelTable, is_matmul, op_dtype
 from costmodel.sharding import result_spec, split_factor
+from costmodel.stack import Reruns
 from planner.search.layout import crossing_bytes, crossing_values
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
@@ -25,7 +26,7 @@ from planner.space.model_space import SMALL
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import Core, attention_cores
 from planner.strategy.layers import layer_classes
-from planner.strategy.strategy import Attention
+from planner.strategy.strategy import Attention, RematPolicy
 
 Floats = NDArray[np.float64]
 MoveKey = tuple[str, str, int]  # phase, kind, axis
@@ -45,10 +46,11 @@ class ClassWork:
 
     Attributes:
         blocks: how many the model has; layered: whether they are its layers (`planner.strategy.layers`).
-        kernels: of both passes; backward, core: which run backward, and which are recomputed under selective remat;
-            flash: which are products inside attention that never stores its scores.
+        kernels: of both passes; backward: which run backward; again, core: which of the forward pass full remat runs
+            again as far as the backward pass needs them, and which selective remat runs again; flash: which are
+            products inside attention that never stores its scores.
         weight: share of each that only weight gradients need.
-        moves: collectives, without and with full remat.
+        moves: collectives, without and with full remat, which runs those again that the backward pass needs.
         kept_bytes: for the backward pass without remat; of these core_bytes are attention's own; entry_bytes are kept
             under full remat.
         group_bytes: what is live while each op group runs.
@@ -59,6 +61,7 @@ class ClassWork:
     layered: bool
     kernels: KernelTable
     backward: NDArray[np.bool_]
+    again: NDArray[np.bool_]
     core: NDArray[np.bool_]
     flash: NDArray[np.bool_]
     weight: Floats
@@ -72,6 +75,11 @@ class ClassWork:
     def live_bytes(self) -> float:
         """The most that is live while one op group runs."""
         return float(self.group_bytes.max(initial=0.0))
+
+
+def reruns_full(one: ClassWork, remat: RematPolicy, reruns: Reruns) -> bool:
+    """Whether a block of a class runs again, and keeps but its inputs until then."""
+    return remat == "full" and (one.layered or reruns == "blocks")
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,7 @@ def _class_work(
     inside = frozenset().union(*(core.chain | {core.score_op, core.mix_op} for core in cores)) if cores else frozenset()
     kernels: list[Kernel] = []
     backward: list[bool] = []
+    again: list[bool] = []
     core: list[bool] = []
     flash: list[bool] = []
     weight: list[float] = []
@@ -170,10 +179,11 @@ def _class_work(
             own = peak_flops_per_s(op_dtype(op, cls.tensors), kind, is_matmul=True).value
             faster = own / peak_flops_per_s(matmul_dtype, kind, is_matmul=True).value
             ahead, back = (tuple(replace(k, matmul_s=k.matmul_s * faster) for k in run) for run in (ahead, back))
-        again = ahead if op.scope >= 0 else ()
-        for run, way in ((ahead, False), ((*back, *again), True)):
+        own = ahead if op.name in space.again[key, "none"].runs else ()  # the user's own remat
+        for run, way in ((ahead, False), ((*back, *own), True)):
             kernels += run
             backward += [way] * len(run)
+            again += [op.name in space.again[key, "full"].runs and not way] * len(run)
             core += [op.name in inside and not way and attention != "flash"] * len(run)  # flash does so anyway
             flash += [op.name in inside and attention == "flash"] * len(run)
             weight += [share if way else 0.0] * len(run)
@@ -202,6 +212,7 @@ def _class_work(
         layered=layered,
         kernels=KernelTable.of(kernels),
         backward=np.array(backward, dtype=bool),
+        again=np.array(again, dtype=bool),
         core=np.array(core, dtype=bool),
         flash=np.array(flash, dtype=bool),
         weight=np.array(weight),
@@ -255,7 +266,12 @@ def _with_attention(
     stored_s = scores_s if op == core.score_op else shares_s
     part = 0.5 if core.causal else 1.0
     less, behind = (
-        tuple(replace(k, matmul_s=part * k.matmul_s, memory_s=max(0.0, k.memory_s - stored_s)) for k in run)
+        tuple(
+            replace(
+                k, matmul_s=part * k.matmul_s, memory_s=max(0.0, k.memory_s - stored_s), dims=None, misaligned=False
+            )
+            for k in run
+        )
         for run in (ahead, back)
     )
     return less, (*behind, *less) if op == core.score_op else behind
