@@ -11,6 +11,7 @@ import msgspec
 
 from costmodel.documents import require_number
 
+Saves = Literal["residuals", "inputs"]
 Reruns = Literal["blocks", "layers", "whole_layers"]
 
 
@@ -41,6 +42,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         reruns: what full remat runs again: every block as far as its backward pass needs it (``blocks``, the planner's
             programs); the same of layers alone, not of what stands before and behind them (``layers``, PyTorch's
             checkpoints that stop early); layers to their end (``whole_layers``, its reentrant ones, as in Megatron).
+        saves: what a block keeps without remat: what its derivative as captured reads (``residuals``, the planner's
+            programs, whose loops keep all of that), or what each fused function reads, in the split in which it was
+            made (``inputs``, frameworks' modules).
         weight_bytes, gradient_bytes, optimizer_bytes: of one trained element (a copy of the weights in the compute
             dtype; the rest of the state in `optimizer_bytes`); None for what the model itself keeps.
         reserve_bytes: memory that programs cannot use; None for the device kind's own.
@@ -74,6 +78,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     slowdown: float = 1.0
     skew: float = 0.0
     reruns: Reruns = "blocks"
+    saves: Saves = "residuals"
     weight_bytes: float | None = None
     gradient_bytes: float | None = None
     optimizer_bytes: float | None = None

@@ -11,6 +11,7 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.fit import EPOCHS
 from benchmarks.accuracy.predict import Predictor
 from benchmarks.accuracy.spec import STATE
+from benchmarks.accuracy.tables.fsdp import llm_foundry
 from benchmarks.accuracy.tables.megatron_a100 import bloom
 from costmodel.stack import Stack
 from profiles.constants import shipped_stacks
@@ -18,7 +19,7 @@ from profiles.constants import shipped_stacks
 
 def memory_cases(folder: Path) -> Iterator[Case]:
     """Cases whose memory was measured, or that are known to have fitted or not."""
-    for case in bloom(folder):
+    for case in (*bloom(folder), *llm_foundry(folder)):
         if case.memory_bytes or case.fits is not None:
             yield case
 
@@ -45,7 +46,7 @@ def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor)
             out[source] = msgspec.structs.replace(own[source], reserve_bytes=kept)
     for epoch, base in EPOCHS.items():
         if epoch in out and base in out:
-            fields = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "reserve_bytes", "pooled")
+            fields = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "reserve_bytes", "pooled", "saves", "reruns")
             out[epoch] = msgspec.structs.replace(out[epoch], **{name: getattr(out[base], name) for name in fields})
     return out
 
@@ -72,6 +73,6 @@ def memory_report(folder: Path, predictor: Predictor) -> str:
             if len(e)
             else ""
         )
-        fits = f"; {sum(v)} of {len(v)} rows predicted to fit or not as they did" if v else ""
-        lines.append(f"{name:22} {size}{fits}")
+        fits = f"{sum(v)} of {len(v)} rows predicted to fit or not as they did" if v else ""
+        lines.append(f"{name:22} {'; '.join(filter(None, (size, fits)))}")
     return "\n".join(lines) if len(lines) > 1 else ""

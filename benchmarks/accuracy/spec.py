@@ -83,7 +83,7 @@ def _free(owner: str, *parts: dict[str, Row]) -> Free:
 A100, H100, T4, V100, TPU = "A100-SXM4-80GB", "H100-SXM5-80GB", "T4", "V100-SXM2-16GB", "TPU-v6e"
 
 
-MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0, "pooled": True, "reruns": "whole_layers"}
+MIXED = {"weight_bytes": 2.0, "optimizer_bytes": 12.0, "pooled": True, "saves": "inputs", "reruns": "whole_layers"}
 """Mixed precision as Megatron and DeepSpeed keep it: weights in 16 bits, float32 master weights and Adam's moments; in
 PyTorch's caching allocator."""
 
@@ -97,7 +97,7 @@ STATE: dict[str, dict[str, Any]] = {
     "amp-t4": MIXED,
     "amp-mixed": {**MIXED, "stall_bytes": 3e6},
     "jeanzay-before-numa": MIXED,
-    "llm-foundry": {"pooled": True, "reruns": "layers"},
+    "llm-foundry": {"pooled": True, "saves": "inputs", "reruns": "layers"},
     "torchtitan": {**MIXED, "gradient_bytes": 4.0, "optimizer_bytes": 10.0, "reruns": "layers"},
     "maxtext": {"reruns": "layers"},
 }

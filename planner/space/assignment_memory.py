@@ -1,10 +1,10 @@
 """What the blocks of an assignment keep for the backward pass, and what is live while they run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from costmodel.graph import Op
-from costmodel.sharding import REPLICATED, Spec, split_factor
+from costmodel.sharding import REPLICATED, Spec, result_spec, split_factor
 from planner.space.assignment import Assignment
 from planner.space.backward import Handed, cotangent_name, handed_by, is_layered
 from planner.space.group_costs import group_kept, group_live, specs_in_group
@@ -32,6 +32,20 @@ class AssignmentMemory(Assignment):
                 found[key] = lying if sum(lying.values()) < sum(self.kept[key].values()) else self.kept[key]
             else:
                 found[key] = self.kept[key]
+        return found
+
+    def fused_saves(self, key: str) -> dict[tuple[str, Spec], float]:
+        """What a block of a class keeps where fused functions save what they read and each tensor lies as it was made,
+        whatever is in scans: of a framework that gathers an operand again."""
+        block = replace(self._liveness(key), triton=False)  # what XLA's kernels keep beside is their own
+        makers = {name: op for op in self.space.graph.classes[key].ops for name in op.outputs}
+        found: dict[tuple[str, Spec], float] = {}
+        for (name, spec), size in block.lying().items():
+            made = spec
+            if (op := makers.get(name)) is not None:
+                made = result_spec(op, op.outputs.index(name), self.op_strategies[key][op.name])
+            parts = split_factor(made, self.space.mesh) / split_factor(spec, self.space.mesh)
+            found[name, spec] = size / max(1.0, parts)
         return found
 
     def live_bytes(self, key: str, *, rerun: bool) -> float:

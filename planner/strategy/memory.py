@@ -107,9 +107,10 @@ def stage_memory(
     for key, count in blocks.classes.items():
         one = work.classes[key]
         saved += count * flying * kept_bytes(one, strategy, stack)
-        again = one.core_bytes if strategy.remat == "selective" else 0.0
+        whole = one.saved[stack.saves]
+        again = whole.core_bytes if strategy.remat == "selective" else 0.0
         if reruns_full(one, strategy.remat, stack.reruns):
-            again = one.kept_bytes
+            again = whole.kept_bytes
         peaks.append(again + one.live_bytes)
     transient = sum(peaks) if stack.pooled else max(peaks)
     parts = strategy.tp if strategy.sp else 1
@@ -164,7 +165,8 @@ def kept_bytes(one: ClassWork, strategy: Strategy, stack: Stack) -> float:
     """What a block keeps for its backward pass of one microbatch."""
     if reruns_full(one, strategy.remat, stack.reruns):
         return one.entry_bytes
-    return one.kept_bytes - (one.core_bytes if strategy.remat == "selective" else 0.0)
+    saved = one.saved[stack.saves]
+    return saved.kept_bytes - (saved.core_bytes if strategy.remat == "selective" else 0.0)
 
 
 def worst(memory: Sequence[StageMemory]) -> StageMemory:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from costmodel.compute import peak_flops_per_s
 from costmodel.graph import BlockClass, Parameter
 from costmodel.kernels import Kernel, KernelTable, is_matmul, op_dtype
-from costmodel.sharding import result_spec, split_factor
-from costmodel.stack import Reruns
+from costmodel.sharding import Spec, result_spec, split_factor
+from costmodel.stack import Reruns, Saves
 from planner.search.layout import crossing_bytes, crossing_values
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
@@ -41,6 +41,14 @@ class Moves:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """Bytes that one block keeps for its backward pass without remat; of these core_bytes are attention's own."""
+
+    kept_bytes: float
+    core_bytes: float
+
+
+@dataclass(frozen=True)
 class ClassWork:
     """One block of a class, for one microbatch of one size, on one device.
 
@@ -51,8 +59,7 @@ class ClassWork:
             products inside attention that never stores its scores.
         weight: share of each that only weight gradients need.
         moves: collectives, without and with full remat, which runs those again that the backward pass needs.
-        kept_bytes: for the backward pass without remat; of these core_bytes are attention's own; entry_bytes are kept
-            under full remat.
+        saved: by what a stack saves; entry_bytes: what is kept under full remat.
         group_bytes: what is live while each op group runs.
     """
 
@@ -66,8 +73,7 @@ class ClassWork:
     flash: NDArray[np.bool_]
     weight: Floats
     moves: Mapping[str, Moves]
-    kept_bytes: float
-    core_bytes: float
+    saved: Mapping[Saves, Saved]
     entry_bytes: float
     group_bytes: Floats
 
@@ -187,13 +193,7 @@ def _class_work(
             core += [op.name in inside and not way and attention != "flash"] * len(run)  # flash does so anyway
             flash += [op.name in inside and attention == "flash"] * len(run)
             weight += [share if way else 0.0] * len(run)
-    kept = decision.kept[key]
-    makes = {name for op in cls.ops if op.name in inside for name in op.outputs}
-    own = {f"{op}(" for op in inside}
-    of_core = {n for n, _ in kept if n in makes or any(n.startswith(start) for start in own)}
-    mixes = {name for op in cls.ops if op.name in {c.mix_op for c in cores} for name in op.outputs}
     layers = space.counts[key]
-    size = {pair: bytes_ / (layers if pair[0] in space.once[key] else 1) for pair, bytes_ in kept.items()}
     hidden = _hidden(cls, cores, attention)
     live = [
         group_live(space, node, node.options[decision.choice[i]], hidden=hidden)
@@ -201,11 +201,7 @@ def _class_work(
         if isinstance(node, GroupNode) and node.class_key == key
     ]
     entries = decisions["full"].kept[key]
-    core_bytes = sum(b for (n, _), b in size.items() if n in of_core and n not in mixes)
-    kept_bytes = sum(size.values())
-    if attention in ("fused", "flash"):
-        shares = sum(_local_bytes(decision, key, c.shares) for c in cores) if attention == "fused" else 0.0
-        kept_bytes, core_bytes = kept_bytes - core_bytes + shares, shares
+    saved = {"residuals": decision.kept[key], "inputs": decision.fused_saves(key)}
     return ClassWork(
         key=key,
         blocks=layers,
@@ -217,11 +213,35 @@ def _class_work(
         flash=np.array(flash, dtype=bool),
         weight=np.array(weight),
         moves={remat: _moves(one, key) for remat, one in decisions.items()},
-        kept_bytes=kept_bytes,
-        core_bytes=core_bytes,
+        saved={saves: _saved(decision, key, cores, attention, kept) for saves, kept in saved.items()},
         entry_bytes=sum(b / (layers if n in space.once[key] else 1) for (n, _), b in entries.items()),
         group_bytes=np.array(live),
     )
+
+
+def _saved(
+    decision: Decision,
+    key: str,
+    cores: tuple[Core, ...],
+    attention: Attention,
+    kept: Mapping[tuple[str, Spec], float],
+) -> Saved:
+    """The bytes of what one block keeps, with attention computed so."""
+    cls, space = decision.space.graph.classes[key], decision.space
+    inside = frozenset().union(*(core.chain | {core.score_op, core.mix_op} for core in cores)) if cores else frozenset()
+    makes = {name for op in cls.ops if op.name in inside for name in op.outputs}
+    own = tuple(f"{op}(" for op in inside)
+    mixes = {name for op in cls.ops if op.name in {c.mix_op for c in cores} for name in op.outputs}
+    layers, whole, of_cores = space.counts[key], 0.0, 0.0
+    for (name, _), size in kept.items():
+        size = size / (layers if name in space.once[key] else 1)
+        whole += size
+        if (name in makes or name.startswith(own)) and name not in mixes:
+            of_cores += size
+    if attention == "graph":
+        return Saved(whole, of_cores)
+    shares = sum(_local_bytes(decision, key, c.shares) for c in cores) if attention == "fused" else 0.0
+    return Saved(whole - of_cores + shares, shares)
 
 
 def _hidden(cls: BlockClass, cores: tuple[Core, ...], attention: Attention) -> frozenset[str]:
@@ -345,10 +365,19 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
         moves = {remat: Moves(m.keys, _line(m.amounts, b.moves[remat].amounts, t)) for remat, m in a.moves.items()}
         sizes = {
             name: float(_line(np.float64(getattr(a, name)), np.float64(getattr(b, name)), t))
-            for name in ("kept_bytes", "core_bytes", "entry_bytes")
+            for name in ("entry_bytes",)
+        }
+        saved = {
+            saves: Saved(
+                *(
+                    float(_line(np.float64(getattr(one, name)), np.float64(getattr(b.saved[saves], name)), t))
+                    for name in ("kept_bytes", "core_bytes")
+                )
+            )
+            for saves, one in a.saved.items()
         }
         group_bytes = _line(a.group_bytes, b.group_bytes, t)
-        classes[key] = replace(a, kernels=kernels, moves=moves, group_bytes=group_bytes, **sizes)
+        classes[key] = replace(a, kernels=kernels, moves=moves, group_bytes=group_bytes, saved=saved, **sizes)
     return Work(microbatch, classes, one.leaves, one.order, _line(one.border_bytes, other.border_bytes, t))
 
 

@@ -89,7 +89,7 @@ def test_blocks_cost_what_the_search_charges_for_the_same_decision(tp: int, sp: 
         backward = cost.backward_s + cost.backward_cast_s - _accumulated(one[remat], key)
         assert times[key].backward_s == pytest.approx(backward, rel=1e-6)
         assert work.classes[key].entry_bytes == pytest.approx(one["full"].costs[key].saved_bytes)
-        assert work.classes[key].kept_bytes == pytest.approx(one["none"].costs[key].saved_bytes)
+        assert work.classes[key].saved["residuals"].kept_bytes == pytest.approx(one["none"].costs[key].saved_bytes)
 
 
 def _accumulated(one: Decision, key: str) -> float:
@@ -118,7 +118,9 @@ def test_work_lies_on_the_line_through_two_sizes(task: object) -> None:
         assert found.kernels.memory_s == pytest.approx(real.kernels.memory_s, rel=1e-9)
         assert found.kernels.dims == pytest.approx(real.kernels.dims, rel=1e-9)
         assert found.moves["full"].amounts == pytest.approx(real.moves["full"].amounts, rel=1e-9)
-        assert found.kept_bytes == pytest.approx(real.kept_bytes)
+        for saves, kept in found.saved.items():
+            assert kept.kept_bytes == pytest.approx(real.saved[saves].kept_bytes)
+            assert kept.core_bytes == pytest.approx(real.saved[saves].core_bytes)
         assert found.live_bytes == pytest.approx(real.live_bytes)
 
 
@@ -383,7 +385,7 @@ def test_an_allocator_in_pools_holds_every_class_s_fullest_moment() -> None:
     text = "dp=8,microbatch=2,remat=full"
     alone, pooled = (estimator()(f"{text}{more}", 64).memory[0] for more in ("", ",pooled=on"))
     work = next(w for (_, size), w in estimator()._captured._work.items() if size == 2)
-    peaks = [one.kept_bytes + one.live_bytes for one in work.classes.values()]
+    peaks = [one.saved["residuals"].kept_bytes + one.live_bytes for one in work.classes.values()]
     assert len(peaks) == 3 and min(peaks) > 0
     assert alone.transient_bytes == pytest.approx(max(peaks)) and pooled.transient_bytes == pytest.approx(sum(peaks))
     assert replace(pooled, transient_bytes=alone.transient_bytes) == alone

@@ -81,3 +81,22 @@ def test_one_microbatch_s_gradients_are_added_to_none() -> None:
     plan = planner.plan(TASK, cluster=cluster, strategy=text, global_batch=8, baselines=False)
     estimate = planner.estimate(TASK, cluster, text, global_batch=8)
     assert plan.prediction.step_time_s == pytest.approx(estimate.step_time_s, rel=0.01)
+
+
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_frameworks_keep_what_megatron_s_layers_do(tp: int, sp: bool) -> None:
+    """Korthikanti et al. 2022, table 2, in bytes of a position: 10 + 24/t, 34/t with sequence parallelism, less the
+    masks of two dropouts, which the model does not have."""
+    if tp == 1 and sp:
+        pytest.skip("sequence parallelism splits nothing")
+    text = f"tp={tp},pp=2,microbatch=2,attention=flash,sp={'on' if sp else 'off'}"
+    saved = {
+        saves: planner.Estimator(model=TASK, cluster=CLUSTER, stack=Stack(name="one", saves=saves))(text, 8)  # type: ignore[arg-type]
+        for saves in ("residuals", "inputs")
+    }
+    in_flight, layers = 2, LAYERS // 2
+    position_bytes = saved["inputs"].memory[0].saved_bytes / (in_flight * layers * 2 * SEQ * HIDDEN)
+    masks = 1 / tp if sp else 1.0
+    assert position_bytes == pytest.approx((34 / tp if sp else 10 + 24 / tp) - 2 * masks, rel=0.02)
+    assert saved["residuals"].memory[0].saved_bytes > 1.5 * saved["inputs"].memory[0].saved_bytes

@@ -55,6 +55,7 @@ def llm_foundry(folder: Path) -> Iterator[Case]:
             },
             global_batch=batch,
             measured_s=batch * seq / (float(r["throughput_tokens_per_s_per_gpu"]) * gpus),
+            fits=True,
             group=("mpt", r["model"], r["gpu"], gpus, seq),
         )
 
