@@ -56,6 +56,9 @@ def assumed(case: Case) -> Stack:
     return msgspec.structs.replace(ASSUMED, reruns=STATE[case.stack].get("reruns", ASSUMED.reruns))
 
 
+SPLITS = 2
+"""Splits into halves whose held-out rows give the shipped error bars."""
+
 ENOUGH = 12
 """Rows from which on a stack's error bar is its own."""
 
@@ -204,7 +207,7 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
     every_kind: dict[str, DeviceKind] = {}
     for group in GROUPS:
         cases = group.cases(folder)
-        held = cross_validated(group, cases, predictor, 1, evaluations)
+        held = cross_validated(group, cases, predictor, SPLITS, evaluations)
         records = group.stack_records()
         found = fit(cases, group.free, records, predictor, evaluations=evaluations)
         kinds, own = bind(found.values, fitted_kinds(group.free, records), records)
