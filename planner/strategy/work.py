@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.compute import peak_flops_per_s
-from costmodel.graph import BlockClass, Parameter
+from costmodel.graph import BlockClass, Op, Parameter, Tensor
 from costmodel.kernels import Kernel, KernelTable, is_matmul, op_dtype
-from costmodel.sharding import Spec, result_spec, split_factor
+from costmodel.sharding import Spec, operand_spec, result_spec, split_factor
+from costmodel.sharding import Strategy as Codes
 from costmodel.stack import Reruns, Saves
 from planner.search.layout import crossing_bytes, crossing_values
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
-from planner.space.model_space import SMALL
+from planner.space.model_space import SMALL, ModelSpace
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import Core, attention_cores
 from planner.strategy.layers import layer_classes
@@ -184,7 +185,11 @@ def _class_work(
             kind = space.pricing.kind
             own = peak_flops_per_s(op_dtype(op, cls.tensors), kind, is_matmul=True).value
             faster = own / peak_flops_per_s(matmul_dtype, kind, is_matmul=True).value
-            ahead, back = (tuple(replace(k, matmul_s=k.matmul_s * faster) for k in run) for run in (ahead, back))
+            casts = _casts(op, cls, strategy, space, frozenset(of_weights))
+            ahead, back = (
+                (*(replace(k, matmul_s=k.matmul_s * faster) for k in run), *own_casts)
+                for run, own_casts in zip((ahead, back), casts, strict=True)
+            )
         own = ahead if op.name in space.again[key, "none"].runs else ()  # the user's own remat
         for run, way in ((ahead, False), ((*back, *own), True)):
             kernels += run
@@ -217,6 +222,29 @@ def _class_work(
         entry_bytes=sum(b / (layers if n in space.once[key] else 1) for (n, _), b in entries.items()),
         group_bytes=np.array(live),
     )
+
+
+def _casts(
+    op: Op,
+    cls: BlockClass,
+    strategy: Codes,
+    space: ModelSpace,
+    of_weights: frozenset[str],
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Kernels that bring a product's activations, and backward its result's cotangent, into a dtype of one byte: each is
+    read once and written twice, as rows and as columns, since the products of both passes contract other dims. Weights
+    are cast once a step, which is not counted."""
+
+    def cast(tensor: Tensor, spec: Spec) -> Kernel:
+        moved = tensor.bytes * (1.0 + 2.0 / tensor.itemsize) / split_factor(spec, space.mesh)
+        return Kernel(0.0, 0.0, moved / space.pricing.kind.memory_bandwidth_bytes_per_s, 1.0)
+
+    ahead = tuple(
+        cast(cls.tensors[name], operand_spec(op, at, strategy))
+        for at, name in enumerate(op.inputs[:2])
+        if name and name not in of_weights
+    )
+    return ahead, (cast(cls.tensors[op.outputs[0]], result_spec(op, 0, strategy)),)
 
 
 def _saved(

@@ -1,4 +1,5 @@
-"""Megatron-Core and NeMo on H100s: its own scaling table, and MLPerf's GPT-3 and Llama 3.1 405B."""
+"""Megatron-Core and NeMo on H100s: its own scaling table, MLPerf's GPT-3 and Llama 3.1 405B, Megatron-Bridge's
+mixture of experts in BF16, and dense models of NeMo's and Megatron-Bridge's tables in FP8."""
 
 import math
 from collections.abc import Iterator
@@ -15,6 +16,93 @@ _OVERLAPPED = {
     "overlap_tensor": True,
     "scatter_gather": True,
 }
+
+
+_LLAMAS = {
+    "LLAMA2-7B": {"hidden": 4096, "layers": 32, "heads": 32, "ffn": 11008, "vocab": 32000},
+    "LLAMA2-13B": {"hidden": 5120, "layers": 40, "heads": 40, "ffn": 13824, "vocab": 32000},
+    "LLAMA2-70B": {"hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 32000},
+    "LLAMA3-8B": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256},
+    "LLAMA3-70B": {"hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256},
+    "LLAMA3.1-405B": {"hidden": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "ffn": 53248, "vocab": 128256},
+}
+_GPT_OSS = {
+    "hidden": 2880,
+    "layers": 36,
+    "heads": 64,
+    "head_dim": 64,
+    "kv_heads": 8,
+    "ffn": 2880,
+    "experts": 128,
+    "top_k": 4,
+    "capacity_factor": 1.0,  # as many tokens an expert as with none dropped
+    "vocab": 201088,
+}
+
+
+def megatron_bridge(folder: Path) -> Iterator[Case]:
+    """GPT-OSS 120B in BF16 (Megatron-Bridge runs on Megatron-Core)."""
+    for i, r in enumerate(read(folder, "megatron_bridge_nemo")):
+        if r["system"] != "DGX-H100" or r["precision"] != "BF16" or r["model"] != "GPT OSS 120B":
+            continue
+        gpus, pp, tp, seq = whole(r, "num_gpus"), whole(r, "pp"), whole(r, "tp"), whole(r, "seq_len")
+        yield Case(
+            table="megatron_bridge_bf16",
+            row=i,
+            model=("moe", tuple(sorted({**_GPT_OSS, "seq": seq}.items()))),
+            fabrics=((DGX_H100, math.ceil(gpus / 8)),),
+            stack="megatron-core",
+            strategy=dict(
+                dp=gpus // pp // tp,
+                tp=tp,
+                pp=pp,
+                ep=whole(r, "ep"),
+                microbatch=whole(r, "micro_batch_seqs"),
+                gradient_dtype="bfloat16",
+                **{**_OVERLAPPED, "sp": tp > 1},
+            ),
+            global_batch=whole(r, "global_batch_seqs"),
+            measured_s=float(r["derived_iteration_time_s"]),
+            note="every layer attends to all positions, half of them do to 128; no recomputation assumed",
+        )
+
+
+def nemo(folder: Path) -> Iterator[Case]:
+    """Dense models trained from scratch in FP8, of NeMo 24's tables and Megatron-Bridge's, where all is stated."""
+    rows = [("nemo_h100_2024", i, r) for i, r in enumerate(read(folder, "nemo_h100_2024")) if r["task"] == "Pretrain"]
+    rows += [("megatron_bridge_nemo", i, r) for i, r in enumerate(read(folder, "megatron_bridge_nemo"))]
+    for table, i, r in rows:
+        name = r["model"].replace("_", "-")
+        if r["system"] != "DGX-H100" or not r["precision"].startswith("FP8") or " " in r["precision"]:
+            continue
+        if name not in _LLAMAS and name != "GPT3-175B":
+            continue
+        gpus, seq, batch = whole(r, "num_gpus"), whole(r, "seq_len"), whole(r, "global_batch_seqs")
+        tp, pp, cp = whole(r, "tp"), whole(r, "pp"), whole(r, "cp", 1)
+        dims = dict(_LLAMAS.get(name, {}))
+        vocab = padded(int(dims.pop("vocab", 50257)), tp)
+        model = ("llama", tuple(sorted({**dims, "seq": seq, "vocab": vocab}.items()))) if dims else None
+        yield Case(
+            table="nemo_fp8",
+            row=i,
+            model=model or gpt(12288, 96, 96, seq, vocab),
+            fabrics=((DGX_H100, math.ceil(gpus / 8)),),
+            stack="nemo-fp8",
+            strategy=dict(
+                dp=gpus // (tp * pp * cp),
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                microbatch=whole(r, "micro_batch_seqs"),
+                interleave=whole(r, "vp", 1),
+                gradient_dtype="bfloat16",
+                matmul_dtype="float8",
+                **{**_OVERLAPPED, "sp": tp > 1},
+            ),
+            global_batch=batch,
+            measured_s=batch * seq / (float(r["tokens_per_s_per_gpu"]) * gpus),
+            note=table,
+        )
 
 
 def megatron_core(folder: Path) -> Iterator[Case]:
