@@ -104,7 +104,7 @@ def fullest_moment(graph: ModelGraph, decision: Decision, start: int, stop: int,
         stacks = 0.0
         if alone and any(one.layered for one in parts[i:]):
             stacks = sum(gradients[j].own for j in range(i) if parts[j].layered)
-        live = decision.live_bytes(run.key, rerun=full or at_once)
+        live = decision.live_bytes(run.key, rerun=full or at_once, alone=alone)
         worst = max(worst, there + done + stacks + now + live)
         if alone and run.layered:
             worst = max(worst, kept[i] + decision.forward_bytes(run.key))

@@ -28,7 +28,7 @@ class AssignmentMemory(Assignment):
                 and not is_layered(self.space.graph, key)
                 and all(op.scope < 0 for op in cls.ops)
             ):
-                lying = self._liveness(key).lying()
+                lying = self._liveness(key, alone=True).lying()
                 found[key] = lying if sum(lying.values()) < sum(self.kept[key].values()) else self.kept[key]
             else:
                 found[key] = self.kept[key]
@@ -48,20 +48,21 @@ class AssignmentMemory(Assignment):
             found[name, spec] = size / max(1.0, parts)
         return found
 
-    def live_bytes(self, key: str, *, rerun: bool) -> float:
+    def live_bytes(self, key: str, *, rerun: bool, alone: bool = False) -> float:
         """The most that is live on a device while a block of a class runs backward, beside parameters, gradients and
         what was kept.
 
         Args:
             rerun: its forward ops run just before, so that nothing was kept but its inputs.
+            alone: both passes are one program.
         """
         if not self.space.fuses:
             return self._unfused_bytes(key)
-        at = (key, rerun)
+        at = (key, rerun, alone)
         if at not in self._live:
             kept = {name for name, _ in self.kept[key]}
             layered = is_layered(self.space.graph, key)
-            self._live[at] = self._liveness(key).peak_bytes(rerun=rerun, kept=kept, sliced=layered)
+            self._live[at] = self._liveness(key, alone=alone).peak_bytes(rerun=rerun, kept=kept, sliced=layered)
         return self._live[at]
 
     def forward_bytes(self, key: str) -> float:
@@ -89,15 +90,28 @@ class AssignmentMemory(Assignment):
         names = (n for n in self.space.graph.classes[key].inputs if ("place", key, n) in self.space.index)
         return {name: self.input_specs[key][name] for name in names}
 
-    def _liveness(self, key: str) -> BlockLiveness:
-        cls = self.space.graph.classes[key]
-        specs = {name: self.input_specs[key].get(name, self.space.whole) for name in cls.inputs}
-        return BlockLiveness(
-            cls, self.space.mesh, self.op_strategies[key], specs, self.space.derived[key], triton=self.space.triton
-        )
+    def _liveness(self, key: str, *, alone: bool = False) -> BlockLiveness:
+        """Of a block of a class.
+
+        Args:
+            alone: both passes are one program.
+        """
+        whole = alone and not is_layered(self.space.graph, key)
+        at = (key, whole)
+        if at not in self._blocks:
+            cls = self.space.graph.classes[key]
+            specs = {name: self.input_specs[key].get(name, self.space.whole) for name in cls.inputs}
+            self._blocks[at] = BlockLiveness(
+                cls, self.space.mesh, self.op_strategies[key], specs, self.space.derived[key], self.space.triton, whole
+            )
+        return self._blocks[at]
 
     @cached_property
-    def _live(self) -> dict[tuple[str, bool], float]:
+    def _blocks(self) -> dict[tuple[str, bool], BlockLiveness]:
+        return {}
+
+    @cached_property
+    def _live(self) -> dict[tuple[str, bool, bool], float]:
         return {}
 
     @cached_property

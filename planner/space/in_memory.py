@@ -7,16 +7,21 @@ read them: their results are never in memory. (The CPU's fuses little: `group_co
 * L2 of elementwise results those that a matrix product, a convolution, a collective or the caller of the block takes;
 * L3 cotangents likewise: those that such an op makes for an operand or takes for its result;
 * L4 the exponentials of a softmax that more than its sum reads, where XLA makes Triton kernels: a kernel cannot hide
-  what another one reads. Of long rows, or of very many, XLA computes them again from the scores instead;
+  what another one reads. Of long rows, or of very many, XLA computes them again from the scores instead, and outside
+  of scans of all;
 * L5 the cotangent of what a norm makes, before its scale: it is reduced and passed on, by kernels of their own.
 
 Outside of scans, what the backward pass reads is kept as XLA sees fit, whatever JAX calls residuals (`lying`):
 
 * L6 a value is computed again from what in memory it was made of. One that is made of a reduction's result (a norm's)
   is so too, but where XLA makes Triton kernels and the reduction has too few rows to fill the GPU: up to two rows a
-  multiprocessor both what a norm centres and what it divides are kept, up to four only the latter.
+  multiprocessor both what a norm centres and what it divides are kept, up to four only the latter. Reductions of the
+  last dims are no such;
+* L7 the results of costly ops (tanh, erfc, powers) are not computed again. They are in memory as they were computed, in
+  float32 at least.
 
-L4's and L6's bounds are those at which compiled programs were seen to change, for all GPUs alike.
+The bounds of L4 and L6 are those at which compiled programs were seen to change, the ops of L7 those that they were
+seen to keep, for all GPUs alike.
 """
 
 import math
@@ -28,6 +33,7 @@ from planner.space.kernels import BlockKernels, Value
 LONG_ROW = 1024  # elements of a softmax's row
 MANY = 1 << 26  # elements of a softmax
 ROWS = 2 * 132  # of a norm: two on each multiprocessor of an H100
+FLOAT32 = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -36,19 +42,38 @@ class BlockMemory(BlockKernels):
 
     @cached_property
     def in_memory(self) -> frozenset[Value]:
-        """L1, L2 and L4."""
-        leaving = {n for n in self.cls.outputs if n}
+        """L1, L2, L4 and L7."""
         found = {item for item in self.inputs.items() if not self.is_stored(item)}
         for value, at in self.maker.items():
-            taken = any(self.kernels[i].heavy for i in self.readers.get(value, ()))
-            if not self.kernels[at].fused or taken or value[0] in leaving or self._is_softmax(value):
+            lies = not self.kernels[at].fused or self._is_taken(value)
+            if lies or self._is_softmax(value) or self._is_costly(value):
                 found.add(value)
         return frozenset(found)
+
+    def _is_taken(self, value: Value) -> bool:
+        """L2."""
+        return any(self.kernels[i].heavy for i in self.readers.get(value, ())) or value[0] in self.cls.outputs
+
+    def _is_costly(self, value: Value) -> bool:
+        """L7."""
+        if not self.whole or value not in self.maker or self.is_weight(value):
+            return False
+        kernel = self.kernels[self.maker[value]]
+        return kernel.costly and self.runs_backward(kernel)
+
+    def bytes_of(self, value: Value) -> float:
+        """As it lies in memory."""
+        size, itemsize = super().bytes_of(value), self.cls.tensors[value[0]].itemsize
+        wide = self._is_costly(value) and not self._is_taken(value)
+        return size * max(1.0, FLOAT32 / itemsize) if wide else size
+
+    def elements_of(self, value: Value) -> float:
+        return super().bytes_of(value) / self.cls.tensors[value[0]].itemsize
 
     def _is_softmax(self, value: Value) -> bool:
         """L4."""
         kernel, readers = self.kernels[self.maker[value]], self.readers.get(value, ())
-        if not self.triton or not kernel.exponential or value not in kernel.saves or len(readers) < 2:
+        if self.whole or not self.triton or not kernel.exponential or value not in kernel.saves or len(readers) < 2:
             return False
         rows = [self.elements_of(made) for at in readers if self.kernels[at].reduces for made in self.kernels[at].makes]
         elements = self.elements_of(value)
@@ -113,13 +138,15 @@ class BlockMemory(BlockKernels):
         return {v: self.bytes_of(v) for v in sorted(found) if not self.is_weight(v)}
 
     def _made_again(self, value: Value, roots: frozenset[Value]) -> bool:
-        """L6."""
-        if len(roots) < 2:
-            return len(roots) == 1
-        reduced = [root for root in roots if self._is_reduced(root)]
-        if not 0 < len(reduced) < len(roots):
+        """L6. What lies there of costly ops takes no part."""
+        others = [root for root in roots if not self._is_costly(root)]
+        reduced = [root for root in others if self._is_reduced(root)]
+        if len(others) < 2 or not reduced:
+            return True
+        if len(reduced) == len(others):
             return False
-        rows = max(map(self.elements_of, reduced)) if self.triton else math.inf
+        few = [self.elements_of(root) for root in reduced if not self.kernels[self.maker[root]].rowwise]
+        rows = max(few) if self.triton and few else math.inf
         return rows > (ROWS if len(reduced) == 1 else 2 * ROWS)
 
 

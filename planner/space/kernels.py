@@ -9,7 +9,8 @@ from costmodel.sharding import Spec, Strategy, cast, operand_spec, result_spec, 
 
 Value = tuple[str, Spec]  # a tensor in one spec
 _HEAVY = ("matmul", "conv", "opaque")
-_COSTLY = frozenset({"exp", "exp2", "expm1"})
+_EXPONENTIAL = frozenset({"exp", "exp2", "expm1"})
+_COSTLY = frozenset({"tanh", "erfc", "pow"})
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Kernel:
         reads, makes: values; `saves`: those that the backward pass reads.
         fused: leaves nothing in memory itself.
         heavy: takes its operands from memory: products, convolutions, collectives, ops that are not known.
-        convolves, reduces, exponential: what it does. recasts: its result has the elements of its operand.
+        convolves, reduces, exponential: what it does. costly: its elements are not computed twice.
+        rowwise: reduces the last dims of its operand. recasts: its result has the elements of its operand.
         scatters: its operand's cotangent is a scatter into zeros.
     """
 
@@ -32,6 +34,8 @@ class Kernel:
     convolves: bool = False
     reduces: bool = False
     exponential: bool = False
+    costly: bool = False
+    rowwise: bool = False
     recasts: bool = False
     scatters: bool = False
 
@@ -44,6 +48,7 @@ class BlockKernels:
         strategies: of every op; inputs: spec in which the block takes each input.
         derived: tensors made of parameters alone.
         triton: whether the compiler makes Triton kernels of softmaxes and norms.
+        whole: whether one program has both passes of the block, which is no layer of a scan.
     """
 
     cls: BlockClass
@@ -52,6 +57,7 @@ class BlockKernels:
     inputs: Mapping[str, Spec]
     derived: frozenset[str]
     triton: bool = False
+    whole: bool = False
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -99,9 +105,6 @@ class BlockKernels:
     def bytes_of(self, value: Value) -> float:
         return self.cls.tensors[value[0]].bytes / split_factor(value[1], self.mesh)
 
-    def elements_of(self, value: Value) -> float:
-        return self.bytes_of(value) / self.cls.tensors[value[0]].itemsize
-
     def is_stored(self, value: Value) -> bool:
         """Whether it is a parameter or a constant as the block takes it."""
         return self.cls.tensors[value[0]].role in ("param", "const")
@@ -140,7 +143,9 @@ def _kernel(op: Op, reads: tuple[Value, ...], makes: tuple[Value, ...]) -> Kerne
         saves=frozenset((n, specs[n]) for n in op.saves if n in specs),
         convolves=op.work == "conv",
         reduces=op.work == "reduce",
-        exponential=op.primitive in _COSTLY,
+        exponential=op.primitive in _EXPONENTIAL,
+        costly=op.primitive in _COSTLY,
+        rowwise=op.work == "reduce" and op.out_dims[0] == op.in_dims[0][: len(op.out_dims[0])],
         recasts=op.work == "view" or op.primitive == "convert_element_type",
         scatters=any(t.by_index and t.position >= 0 for t in op.touches),
     )

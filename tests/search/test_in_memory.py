@@ -1,4 +1,4 @@
-"""What of a block is in memory (L1 to L6) and when it is live (T1 to T5), by hand, on whole tensors."""
+"""What of a block is in memory (L1 to L7) and when it is live (T1 to T5), by hand, on whole tensors."""
 
 from collections.abc import Callable
 
@@ -24,17 +24,18 @@ def graph_of(loss: Callable, params: dict, batch: dict, rows: int) -> ModelGraph
     return model_graph(capture(TrainingTask(loss, params=shapes[0], batch=shapes[1], optimizer=optax.sgd(0.1)), rows))
 
 
-def blocks(graph: ModelGraph, *, triton: bool = False, devices: int = 1) -> list[BlockLiveness]:
+def blocks(graph: ModelGraph, *, triton: bool = False, devices: int = 1, whole: bool = False) -> list[BlockLiveness]:
     """Every block class, nothing of it split."""
-    mesh, whole = ((), ()) if devices == 1 else ((devices,), (REPLICATED,))
+    mesh, spec = ((), ()) if devices == 1 else ((devices,), (REPLICATED,))
     return [
         BlockLiveness(
             cls,
             mesh,
-            {op.name: whole for op in cls.ops},
-            dict.fromkeys(cls.inputs, whole),
+            {op.name: spec for op in cls.ops},
+            dict.fromkeys(cls.inputs, spec),
             derived_from_parameters(cls.ops, cls.tensors),
             triton=triton,
+            whole=whole,
         )
         for cls in graph.classes.values()
     ]
@@ -77,6 +78,54 @@ def test_exponentials_that_the_backward_pass_reads_are_in_memory(keys: int, trit
     assert made_by(found, "exp") and bool(made_by(found, "exp") & in_memory(found)) == expected
 
 
+def test_exponentials_are_computed_again_outside_of_scans() -> None:
+    """L4: from the scores, which lie there."""
+    (found,) = [one for one in blocks(attention(64), triton=True, whole=True) if made_by([one], "exp")]
+    lying = {name for name, _ in found.lying()}
+    assert "exp.0" not in lying and {"dot_general.0", "div.0"} <= lying
+
+
+@pytest.mark.parametrize(
+    ("function", "costly"),
+    [
+        (lambda x: x * jnp.tanh(x), "tanh"),
+        (lambda x: x * jax.lax.erfc(x), "erfc"),
+        (lambda x: x * jnp.abs(x) ** 0.3, "pow"),
+        (lambda x: x * jax.nn.sigmoid(x), None),
+        (lambda x: x * jnp.sin(x), None),
+    ],
+)
+def test_costly_ops_are_not_computed_again(function: Callable, costly: str | None) -> None:
+    """L7: their results lie there in float32, beside the product's and what the next product takes."""
+
+    def layer(x, w):
+        return function(x @ w["first"].astype(x.dtype)) @ w["second"].astype(x.dtype)
+
+    graph = layered(layer, {"first": (WIDE, LONG), "second": (LONG, WIDE)}, ROWS, jnp.bfloat16)
+    (found,) = [one for one in blocks(graph, whole=True) if made_by([one], "dot_general")]
+    lying = {name: size for (name, _), size in found.lying().items()}
+    wide = {name for name in lying if found.cls.tensors[name].shape == (ROWS, LONG)}
+    assert lying["dot_general.0"] == 2 * ROWS * LONG and len(wide) == (2 if costly is None else 3)
+    if costly is not None:
+        assert lying[f"{costly}.0"] == FLOAT32 * ROWS * LONG
+    (inside,) = [one for one in blocks(graph) if made_by([one], "dot_general")]
+    assert {name for name, _ in inside.lying()}.isdisjoint({f"{costly}.0"})  # in a scan JAX says what is kept
+
+
+def test_what_is_made_of_constants_alone_is_not_kept() -> None:
+    """L6: a causal mask is made again, like what is made of two things that lie there anyway."""
+
+    def layer(x, w):
+        scores = jnp.where(jnp.tril(jnp.ones((ROWS, ROWS), bool)), (x @ w["keys"]) @ x.T, -1.0)
+        return (x + scores @ x).astype(jnp.float32) ** 3 @ w["values"]
+
+    graph = layered(layer, {"keys": (WIDE, WIDE), "values": (WIDE, WIDE)}, ROWS, jnp.float32)
+    (found,) = [one for one in blocks(graph, whole=True) if made_by([one], "dot_general")]
+    lying = {name for name, _ in found.lying()}
+    assert not {n for n in lying if found.cls.tensors[n].dtype == "bool"}
+    assert not lying & made_by([found], "add")
+
+
 def test_exponentials_that_only_their_sum_reads_are_computed_again() -> None:
     """L4: those of a log-sum-exp, such as a loss over a vocabulary."""
 
@@ -89,14 +138,14 @@ def test_exponentials_that_only_their_sum_reads_are_computed_again() -> None:
     assert made_by(found, "exp") and not made_by(found, "exp") & in_memory(found)
 
 
-def norm(rows: int) -> ModelGraph:
-    """A product, a norm of its rows, a product."""
+def norm(rows: int, axis: int = -1) -> ModelGraph:
+    """A product, a norm of its rows' groups along one of the last two dims, each of 4, a product."""
 
     def layer(x, w):
-        x = x @ w["first"]
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + 1e-6) * w["scale"] @ w["second"]
+        x = (x @ w["first"]).reshape(-1, 4, 4)
+        centred = x - jnp.mean(x, axis=axis, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=axis, keepdims=True)
+        return (centred * jax.lax.rsqrt(variance + 1e-6)).reshape(-1, WIDE) * w["scale"] @ w["second"]
 
     return layered(layer, {"first": (WIDE, WIDE), "second": (WIDE, WIDE), "scale": (WIDE,)}, rows)
 
@@ -125,15 +174,21 @@ def test_norms_that_divide_one_sum_get_their_cotangents_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "triton", "kept"),
-    [(256, True, {"sub.0", "mul.1"}), (512, True, {"mul.1"}), (1024, True, set()), (256, False, set())],
+    ("rows", "axis", "triton", "kept"),
+    [
+        (256, -2, True, {"sub.0", "reshape.1"}),
+        (512, -2, True, {"reshape.1"}),
+        (1024, -2, True, set()),
+        (256, -2, False, set()),
+        (256, -1, True, set()),
+    ],
 )
-def test_what_a_norm_made_is_kept_where_its_rows_are_few(rows: int, triton: bool, kept: set[str]) -> None:
-    """L6: outside of scans, else it is computed again from the product."""
-    (found,) = [one for one in blocks(norm(rows), triton=triton) if made_by([one], "dot_general")]
+def test_what_a_norm_made_is_kept_where_its_rows_are_few(rows: int, axis: int, triton: bool, kept: set[str]) -> None:
+    """L6: outside of scans and unless it reduces the last dim, else it is computed again from the product."""
+    (found,) = [one for one in blocks(norm(rows // 4, axis), triton=triton) if made_by([one], "dot_general")]
     lying = {name for name, _ in found.lying()}
-    assert lying & {"sub.0", "mul.1"} == kept  # what is centred, and what is divided
-    assert ("dot_general.0" in lying) == (kept != {"sub.0", "mul.1"})
+    assert lying & {"sub.0", "reshape.1"} == kept  # what is centred, and what is divided, in rows again
+    assert ("dot_general.0" in lying) == (kept != {"sub.0", "reshape.1"})
 
 
 def layers(dtype: type) -> ModelGraph:
