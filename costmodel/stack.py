@@ -51,8 +51,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fragmentation: memory that the allocator holds, over what is in use.
         pooled: whether what one class of blocks frees serves no other class: an allocator that keeps freed memory in
             pieces, which layers cut too small for a head's scores. Else the fullest moment of all counts.
-        flat_state: whether ZeRO splits all state of a stage as one array, as frameworks do; else each parameter along a
-            dim that its degree divides, and one that has none stays whole.
+        flat_state: whether ZeRO splits all state of a stage as one array, as frameworks do; else, as the planner's own
+            programs do, each parameter along a dim that its degree divides, and one that has none stays whole.
         fitted_on: the measurements behind the constants; '' for assumed ones.
         error: half-width of the interval around a step time that held 90% of those measurements.
     """
@@ -88,6 +88,12 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flat_state: bool = True
     fitted_on: str = ""
     error: float = 0.2
+
+    @property
+    def keeps_as_planned(self) -> bool:
+        """Whether memory is that of the planner's own programs: nothing about it is said to be another software's."""
+        sizes = (self.weight_bytes, self.gradient_bytes, self.optimizer_bytes)
+        return not self.flat_state and not self.pooled and all(size is None for size in sizes)
 
 
 _SHARES = (

@@ -102,16 +102,30 @@ def stage_cost(
     total.forward_cast_s += links.forward_cast_s
     total.backward_cast_s += links.backward_cast_s
     total.collectives.update(links.collectives)
-    total.saved_bytes = saved_bytes(graph, decision.kept, decision, start, stop)
     _charge_leaves(graph, decision, start, stop, total)
+    charge_memory(graph, decision, start, stop, microbatches, total, alone=alone)
+    return total
+
+
+def charge_memory(
+    graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int, total: BlockCost, *, alone: bool
+) -> None:
+    """Adds the bytes of a stage to what its blocks cost together; arguments as of `stage_cost`."""
+    total.saved_bytes = saved_bytes(graph, decision.kept, decision, start, stop)
     _charge_state(graph, decision, start, stop, total)
-    for name, (key, at) in first_reads(graph, graph.blocks[start:stop]).items():
-        spec, mesh = decision.input_specs[key][at], decision.space.mesh
-        total.inputs_bytes += input_bytes(graph, graph.values[name], spec, mesh, microbatches)
+    total.inputs_bytes += inputs_held_bytes(graph, decision, start, stop, microbatches)
     moment = fullest_moment(graph, decision, start, stop, alone=alone)
     (total.gradient_bytes, total.arising_bytes, total.lying_bytes, total.transient_bytes) = moment.items(
         total.gradient_bytes, total.arising_bytes, accumulates=decision.setting.accumulates
     )
+
+
+def inputs_held_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int) -> float:
+    """Bytes of batch and carried state that a device of the stage holds for a step of so many microbatches."""
+    total = 0.0
+    for name, (key, at) in first_reads(graph, graph.blocks[start:stop]).items():
+        spec, mesh = decision.input_specs[key][at], decision.space.mesh
+        total += input_bytes(graph, graph.values[name], spec, mesh, microbatches)
     return total
 
 

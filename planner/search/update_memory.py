@@ -12,39 +12,70 @@ gradients that are done with; in a pipeline gradients are arguments of the updat
 belongs to no parameter (that of all of them in one vector), the gradient lies there as such a vector too.
 """
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from costmodel.graph import ModelGraph
 from planner.search.layout import held_elements
+from planner.space.decision import Decision
 from planner.space.parameters import reduced_bytes, state_bytes
 
 if TYPE_CHECKING:
     from planner.search.layout import Layout
 
 
+@dataclass
+class _Update:
+    """What the update of a stage's parameters has on one device, in bytes.
+
+    Attributes:
+        accumulated: gradients as they are added up; reduced: as the update takes them, by parameter in `sizes`.
+        made: of reduced ones, what a reduction makes beside the accumulated ones.
+        state: optimizer state that is copied while it is written over.
+    """
+
+    accumulated: float = 0.0
+    made: float = 0.0
+    state: float = 0.0
+    sizes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def reduced(self) -> float:
+        return sum(self.sizes.values())
+
+
+def _update(graph: ModelGraph, decision: Decision, start: int, stop: int) -> _Update:
+    mesh, found = decision.space.mesh, _Update()
+    for name, (elements, _) in held_elements(graph, start, stop).items():
+        facts, storage, node = graph.params[name], decision.storage[name], decision.parameter_nodes[name]
+        found.sizes[name] = reduced_bytes(facts, elements, storage, mesh)
+        _, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
+        found.accumulated += gradient
+        found.state += optimizer if decision.space.pricing.kind.platform == "cpu" else 0.0
+        kinds = {(phase, kind) for phase, kind, _ in decision.gradient_collectives(node)}
+        if kinds & {("once", "all_reduce"), ("once", "reduce_scatter")}:
+            found.made += found.sizes[name]
+    return found
+
+
 def update_peak_bytes(layout: "Layout", stage: int, group: int) -> float:
     """Bytes on one device, parameters and optimizer state aside."""
     choice, graph = layout.stages[stage], layout.graph
     decision = choice.groups[group].decision
-    mesh = decision.space.mesh
-    held = held_elements(graph, choice.start, choice.stop)
-    accumulated = reduced = made = state = 0.0
-    sizes: dict[str, float] = {}
-    for name, (elements, _) in held.items():
-        facts, storage, node = graph.params[name], decision.storage[name], decision.parameter_nodes[name]
-        sizes[name] = reduced_bytes(facts, elements, storage, mesh)
-        _, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
-        accumulated += gradient
-        state += optimizer if decision.space.pricing.kind.platform == "cpu" else 0.0
-        reduced += sizes[name]
-        kinds = {(phase, kind) for phase, kind, _ in decision.gradient_collectives(node)}
-        if kinds & {("once", "all_reduce"), ("once", "reduce_scatter")}:
-            made += sizes[name]
-    if group > 0:
-        return max(accumulated + made, reduced)
-    joined = reduced * len(choice.groups) + _of_later_stages(layout, stage, sizes) + _vector_bytes(layout)
     if len(layout.stages) == len(choice.groups) == 1:
-        return max(accumulated + made, joined, state)
-    return max(accumulated + made, joined + state)
+        return one_program_update_bytes(graph, decision)
+    own = _update(graph, decision, choice.start, choice.stop)
+    if group > 0:
+        return max(own.accumulated + own.made, own.reduced)
+    later = _of_later_stages(layout, stage, own.sizes)
+    joined = own.reduced * len(choice.groups) + later + _vector_bytes(graph)
+    return max(own.accumulated + own.made, joined + own.state)
+
+
+def one_program_update_bytes(graph: ModelGraph, decision: Decision) -> float:
+    """The same where a step of the whole model is one program."""
+    own = _update(graph, decision, 0, len(graph.blocks))
+    return max(own.accumulated + own.made, own.reduced + _vector_bytes(graph), own.state)
 
 
 def _of_later_stages(layout: "Layout", stage: int, sizes: dict[str, float]) -> float:
@@ -58,13 +89,13 @@ def _of_later_stages(layout: "Layout", stage: int, sizes: dict[str, float]) -> f
     return total
 
 
-def _vector_bytes(layout: "Layout") -> float:
+def _vector_bytes(graph: ModelGraph) -> float:
     """The gradient as one vector, where the optimizer's state is not by parameter."""
-    params = [p for p in layout.graph.params.values() if p.trained]
+    params = [p for p in graph.params.values() if p.trained]
     by_parameter = sum(p.elements * p.optimizer_bytes_per_element + p.optimizer_whole_bytes for p in params)
-    if layout.graph.optimizer_bytes <= by_parameter:
+    if graph.optimizer_bytes <= by_parameter:
         return 0.0
     return float(sum(p.elements * p.gradient_itemsize for p in params))
 
 
-__all__ = ["update_peak_bytes"]
+__all__ = ["one_program_update_bytes", "update_peak_bytes"]

@@ -144,7 +144,7 @@ class ModelSpace:
             count = len(frozenset().union(*items.values()))
             shares = {key: len(own) / self.counts[key] for key, own in items.items()}
             facts = self.graph.params[names[0]]
-            small = facts.elements < SMALL * sum(p.elements for p in self.graph.params.values())
+            small = is_small(self.graph, names[0])
             options = (whole_storage(len(self.mesh)),) if small else storages(tensor.shape, self.mesh, facts.trained)
             key = ("param", names[0]) if len(names) == 1 else ("param", *places[0])
             index = self._add(key, ParameterNode(names, tensor, places, count, shares, options, whole))
@@ -297,6 +297,11 @@ class ModelSpace:
     def problem(self, setting: Setting, *, limit_bytes: float) -> IntraOpProblem:
         """The problem for one setting; `limit_bytes` is what a device has for state and activations."""
         return self.prices.problem(setting, limit_bytes)
+
+
+def is_small(graph: ModelGraph, name: str) -> bool:
+    """Whether a parameter is so small that it lies whole on every device."""
+    return graph.params[name].elements < SMALL * sum(p.elements for p in graph.params.values())
 
 
 def _sharing(read: Mapping[Place, Sequence[Source]]) -> list[tuple[Place, ...]]:

@@ -22,7 +22,10 @@ from planner.search.candidates import Facts
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
 from planner.space.setting import Remat, Setting
+from planner.strategy.one_program import StepBytes, step_bytes
+from planner.strategy.replica import replica_decision
 from planner.strategy.restricted import Role, choose
+from planner.strategy.sized import sized_graph
 from planner.strategy.strategy import Attention, Strategy
 from planner.strategy.work import Work, interpolated, work_of
 
@@ -42,6 +45,9 @@ class CapturedModel:
     _graphs: dict[int, ModelGraph] = field(default_factory=dict)
     _samples: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
     _work: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
+    _decisions: dict[tuple[_Layout, int], Decision] = field(default_factory=dict)
+    _sized: dict[tuple[int, int, int], ModelGraph] = field(default_factory=dict)
+    _steps: dict[tuple[_Layout, int, int, int, Remat, bool], StepBytes] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> ModelGraph:
         if microbatch not in self._graphs:
@@ -68,30 +74,50 @@ class CapturedModel:
 
     def work(self, facts: Facts, strategy: Strategy) -> Work:
         """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there."""
-        kind = facts.kind
-        sp = strategy.sp and strategy.tp > 1
-        layout = (kind.name, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype)
-        examples = strategy.microbatch * strategy.ep
+        layout, examples = _layout(facts, strategy), strategy.microbatch * strategy.ep
         at = (layout, examples)
         if at not in self._work and facts.measured_any:
             self._work[at], _ = self._captured(facts, layout, examples, None)
         elif at not in self._work:
             samples = []
             choice: tuple[int, ...] | None = None
-            for size in [prime * strategy.ep for prime in _primes(strategy.cp * strategy.tp * strategy.ep)]:
+            for size in _sizes(strategy):
                 if (layout, size) not in self._samples:
                     self._samples[layout, size], choice = self._captured(facts, layout, size, choice)
                 samples.append(self._samples[layout, size])
             self._work[at] = interpolated(samples[0], samples[1], examples)
         return self._work[at]
 
+    def step_bytes(self, facts: Facts, strategy: Strategy, *, accumulates: bool) -> StepBytes:
+        """Bytes on a device of a strategy whose step is one program (`is_one_program`).
+
+        Args:
+            accumulates: whether there are several microbatches, whose gradients add up.
+        """
+        layout, examples = _layout(facts, strategy), strategy.microbatch * strategy.ep
+        remat: Remat = "full" if strategy.remat == "full" else "none"
+        data = strategy.dp // strategy.ep
+        key = (layout, examples, data, strategy.zero, remat, accumulates)
+        if key not in self._steps:
+            self.work(facts, strategy)
+            exact = (layout, examples) in self._decisions
+            one, other = (examples, examples) if exact else _sizes(strategy)
+            sizes = (one, other, examples)
+            if sizes not in self._sized:
+                self._sized[sizes] = sized_graph(self.graph(one), self.graph(other), examples)
+            setting = Setting(microbatches=2 if accumulates else 1, stages=1, in_flight=1, remat=remat)
+            decision = replica_decision(
+                self._decisions[layout, one], self._sized[sizes], _roles(layout), data=data, zero=strategy.zero,
+                setting=setting,
+            )  # fmt: skip
+            self._steps[key] = step_bytes(decision)
+        return self._steps[key]
+
     def _captured(
         self, facts: Facts, layout: _Layout, size: int, choice: tuple[int, ...] | None
     ) -> tuple[Work, tuple[int, ...]]:
         _, cp, tp, ep, sp, attention, matmul_dtype = layout
-        named: tuple[tuple[int, Role], ...] = ((cp, "context"), (tp, "model"), (ep, "expert"))
-        mesh = tuple(n for n, _ in named if n > 1)
-        roles = tuple(role for n, role in named if n > 1)
+        mesh, roles = tuple(n for n in (cp, tp, ep) if n > 1), _roles(layout)
         pricing = Pricing(
             kind=facts.kind,
             mesh=mesh,
@@ -105,7 +131,26 @@ class CapturedModel:
         if choice is None:
             choice = choose(space, roles, sp=sp)
         decisions = {remat: _decision(space, choice, remat) for remat in ("none", "full")}
+        self._decisions[layout, size] = decisions["none"]
         return work_of(decisions, attention, matmul_dtype), choice
+
+
+def _layout(facts: Facts, strategy: Strategy) -> _Layout:
+    sp = strategy.sp and strategy.tp > 1
+    return facts.kind.name, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype
+
+
+def _roles(layout: _Layout) -> tuple[Role, ...]:
+    """Of the axes of a layout's mesh."""
+    _, cp, tp, ep, *_ = layout
+    named: tuple[tuple[int, Role], ...] = ((cp, "context"), (tp, "model"), (ep, "expert"))
+    return tuple(role for n, role in named if n > 1)
+
+
+def _sizes(strategy: Strategy) -> tuple[int, int]:
+    """Examples of the two microbatches that a strategy's layout is captured at."""
+    one, other = _primes(strategy.cp * strategy.tp * strategy.ep)
+    return one * strategy.ep, other * strategy.ep
 
 
 def _primes(degrees: int) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from planner.strategy.compose import StepTime, step_time
 from planner.strategy.findings import degree_findings, held_in_estimate, idle_findings
 from planner.strategy.layer_table import LayerTable, MeasuredStage, Passes
 from planner.strategy.links import AxisLinks, strategy_links
-from planner.strategy.memory import StageMemory, microbatches_held, stage_memory
+from planner.strategy.memory import StageMemory, microbatches_held, one_program_memory, stage_memory
+from planner.strategy.one_program import is_one_program
 from planner.strategy.pricing import AXES, ClassTimes, class_times
 from planner.strategy.scheduled import stage_blocks
 from planner.strategy.stages import cut_bytes, parts_of
@@ -202,6 +203,9 @@ class StrategyEstimator:
         work = self.model.work(self.facts_of(kinds[0]), strategy)
         parts = self._parts_of(work, strategy)
         flying, crossing = microbatches_held(work, parts, strategy, self.stack, count), cut_bytes(work, parts)
+        if self.stack.keeps_as_planned and is_one_program(strategy):
+            step = self.model.step_bytes(self.facts_of(kinds[0]), strategy, accumulates=count > 1)
+            return (one_program_memory(step, kinds[0], self.stack, flying[0], count, limits[0]),)
         return tuple(
             stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s], crossing)
             for s, blocks in enumerate(stage_blocks(parts, strategy))

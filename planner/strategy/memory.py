@@ -13,6 +13,7 @@ from costmodel.device_kind import DeviceKind
 from costmodel.graph import Parameter
 from costmodel.stack import Stack
 from planner.strategy.blocks import Blocks
+from planner.strategy.one_program import StepBytes
 from planner.strategy.scheduled import CLOSED, held_microbatches, homes
 from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
@@ -26,7 +27,8 @@ class StageMemory:
 
     Attributes:
         saved_bytes: activations of all microbatches in flight; transient_bytes: the most that comes and goes with one
-            block; buffers_bytes: of what arrives from and leaves for other stages, and gathered parameters.
+            block; buffers_bytes: of what arrives from and leaves for other stages, and gathered parameters; of a step
+            that is one program, of the batch.
         limit_bytes: what the device has.
     """
 
@@ -124,6 +126,26 @@ def stage_memory(
         saved_bytes=saved,
         transient_bytes=transient,
         buffers_bytes=buffers,
+        fragmentation_bytes=(stack.fragmentation - 1.0) * used,
+        reserve_bytes=float(kind.reserve_bytes if stack.reserve_bytes is None else stack.reserve_bytes),
+        in_flight=flying,
+        limit_bytes=limit_bytes,
+    )
+
+
+def one_program_memory(
+    step: StepBytes, kind: DeviceKind, stack: Stack, flying: float, microbatches: int, limit_bytes: int
+) -> StageMemory:
+    """Bytes of the one stage of a strategy whose step is one program; its buffers are the batch."""
+    saved, inputs = flying * step.lying_bytes, step.input_bytes + microbatches * step.batch_bytes
+    used = step.parameter_bytes + step.gradient_bytes + step.optimizer_bytes + saved + step.transient_bytes + inputs
+    return StageMemory(
+        parameters_bytes=step.parameter_bytes,
+        gradients_bytes=step.gradient_bytes,
+        optimizer_bytes=step.optimizer_bytes,
+        saved_bytes=saved,
+        transient_bytes=step.transient_bytes,
+        buffers_bytes=inputs,
         fragmentation_bytes=(stack.fragmentation - 1.0) * used,
         reserve_bytes=float(kind.reserve_bytes if stack.reserve_bytes is None else stack.reserve_bytes),
         in_flight=flying,

@@ -23,7 +23,7 @@ from costmodel.stack import Reruns, Saves
 from planner.search.layout import crossing_bytes, crossing_values
 from planner.space.decision import Decision
 from planner.space.group_costs import group_live
-from planner.space.model_space import SMALL, ModelSpace
+from planner.space.model_space import ModelSpace, is_small
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import Core, attention_cores
 from planner.strategy.layers import layer_classes
@@ -97,7 +97,7 @@ class Leaf:
         elements: that one block of a reading class needs; shape: of these, on one device.
         tensor_dim: dim that tensor parallelism splits, if any.
         expert_dim: dim that expert parallelism splits, if any.
-        small: whether it is so small that plans keep it whole (`planner.space.model_space.SMALL`).
+        small: whether it is so small that plans keep it whole (`planner.space.model_space.is_small`).
         layered: whether every block reads an item of its own.
         readers: positions of blocks.
     """
@@ -339,7 +339,6 @@ def _moves(decision: Decision, key: str) -> Moves:
 
 def _leaves(decision: Decision) -> tuple[Leaf, ...]:
     space, found = decision.space, list[Leaf]()
-    total = sum(p.elements for p in space.graph.params.values())
     readers: dict[str, set[int]] = defaultdict(set)
     for at, block in enumerate(space.graph.blocks):
         for source in block.inputs:
@@ -358,7 +357,7 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
                 shape=tuple(shape),
                 tensor_dim=dims.get("model"),
                 expert_dim=dims.get("expert"),
-                small=space.graph.params[name].elements < SMALL * total,
+                small=is_small(space.graph, name),
                 layered=node.count > len(node.names),
                 readers=frozenset(readers[name]),
             )

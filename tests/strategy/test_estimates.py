@@ -382,7 +382,7 @@ def test_odd_degrees_are_estimated(tp: int) -> None:
 
 def test_an_allocator_in_pools_holds_every_class_s_fullest_moment() -> None:
     """What the layers free does not serve the head: their peaks add up, each with what is computed again for it."""
-    text = "dp=8,microbatch=2,remat=full"
+    text = "dp=8,microbatch=2,remat=full,flat_state=on"
     alone, pooled = (estimator()(f"{text}{more}", 64).memory[0] for more in ("", ",pooled=on"))
     work = next(w for (_, size), w in estimator()._captured._work.items() if size == 2)
     peaks = [one.saved["residuals"].kept_bytes + one.live_bytes for one in work.classes.values()]

@@ -93,7 +93,11 @@ def test_unrolled_layers_cost_and_hold_what_scanned_ones_do(
         assert own.gradients_bytes == pytest.approx(other.gradients_bytes)
         assert own.optimizer_bytes == pytest.approx(other.optimizer_bytes)
         assert own.buffers_bytes == pytest.approx(other.buffers_bytes)
-        if "remat=full" not in strategy:  # the head and the loss are two blocks where there is no scan before them
+        if "remat=full" in strategy:  # the head and the loss are two blocks where there is no scan before them
+            continue
+        if len(written.memory) == 1:  # one program: its compiler sees into layers that are no scan
+            assert own.saved_bytes < other.saved_bytes
+        else:
             assert own.saved_bytes == pytest.approx(other.saved_bytes, rel=0.1)
 
 
