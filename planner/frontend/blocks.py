@@ -7,7 +7,7 @@ pieces between cuts become runs, what stands before and after stays apart (embed
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -158,21 +158,30 @@ def piece_hash(equations: Sequence[Equation], roles: Callable[[Value], str]) -> 
     return digest.hexdigest()
 
 
-def narrow_cuts(equations: Sequence[Equation], outside: set[Value], needs_grad: Callable[[Value], bool]) -> list[int]:
-    """Positions between equations where one differentiable activation is live (the fewest, if never one)."""
+def narrow_cuts(
+    equations: Sequence[Equation],
+    outside: set[Value],
+    needs_grad: Callable[[Value], bool],
+    entering: Iterable[Value] = (),
+) -> list[int]:
+    """Positions between equations where one differentiable activation is live (the fewest, if never one).
+
+    Args:
+        outside: values that are read behind the equations; entering: those from before them that count.
+    """
     last: dict[Value, int] = {}
     for i, equation in enumerate(equations):
         for o in equation.inputs:
             if isinstance(o, Value):
                 last[o] = i
     change = np.zeros(len(equations) + 1, dtype=np.int64)
-    for i, equation in enumerate(equations):
-        for v in equation.outputs:
-            if needs_grad(v):
-                end = len(equations) if v in outside else last.get(v, i)
-                change[i + 1] += 1
-                if end + 1 <= len(equations):
-                    change[end + 1] -= 1
+    made = [(i + 1, v) for i, equation in enumerate(equations) for v in equation.outputs]
+    for begin, v in [*((0, v) for v in entering), *made]:
+        if needs_grad(v):
+            end = len(equations) if v in outside else last.get(v, begin - 1)
+            change[begin] += 1
+            if end + 1 <= len(equations):
+                change[end + 1] -= 1
     live = np.cumsum(change)[1:-1] if len(equations) > 1 else np.zeros(0, dtype=np.int64)
     positive = live[live > 0]
     if not len(positive):
@@ -217,9 +226,10 @@ def segment(
     """Blocks of a straight program as (start, end, run number); run -1 for blocks that do not repeat.
 
     Cuts are narrow places; runs of equal pieces come first, the rest is cut into at most about `pieces` parts of like
-    work. Heavy pieces that do not repeat are looked into: beside a value that lives all through one (an encoder's
-    output
-    through the decoder) it may have narrow places of its own, and repeat between them.
+    work. Heavy pieces that do not repeat are looked into: beside a value that lives all through one it may have narrow
+    places of its own, and repeat between them. Such a value was made before the piece (an encoder's output, read all
+    through the decoder) or in it (a learned bias, the first input, read by every layer). It is an input of each block
+    that reads it, like a constant of a scan, and crosses every border in between.
     """
     work = _Segments(equations, flops, outside, roles, needs_grad, pieces)
     atoms = work.atoms(0, len(equations))
@@ -229,10 +239,13 @@ def segment(
         heavy = [(a, b) for a, b in atoms if (a, b) not in kept and work.is_heavy_rest(a, b, found)]
         if not heavy:
             return found
-        inside = {piece: work.atoms(*piece) for piece in heavy}
-        finer = [new for piece in atoms for new in inside.get(piece, [piece])]
         kept.update(heavy)
-        better = work.blocks(finer)
+        ways = []
+        for beside in (False, True):
+            inside = {piece: work.atoms(*piece, beside=beside) for piece in heavy}
+            finer = [new for piece in atoms for new in inside.get(piece, [piece])]
+            ways.append((finer, work.blocks(finer)))
+        finer, better = max(ways, key=lambda way: work.in_runs(way[1]))
         if work.in_runs(better) >= work.in_runs(found) + GAIN * work.total:
             atoms, found = finer, better
 
@@ -258,12 +271,30 @@ class _Segments:
     def weight(self, start: int, end: int) -> float:
         return float(self.before[end] - self.before[start])
 
-    def atoms(self, start: int, end: int) -> list[Piece]:
-        """Pieces between the narrow places of equations start..end, by the values made among them."""
+    def atoms(self, start: int, end: int, *, beside: bool = False) -> list[Piece]:
+        """Pieces between the narrow places of equations start..end, by the values made among them.
+
+        Args:
+            beside: by all values that live there, but for those that live through most of the work.
+        """
         equations = self.equations[start:end]
         later = {v for e in equations for v in e.outputs if self.last.get(v, -1) >= end}
-        cuts = [start, *(start + c for c in narrow_cuts(equations, later, self.needs_grad)), end]
-        return [(a, b) for a, b in pairwise(cuts) if b > a]
+        entering: list[Value] = []
+        through = frozenset[Value]()
+        if beside:
+            before = [v for e in self.equations[:start] for v in e.outputs if self.last.get(v, -1) >= start]
+            through, half = self.living_through(start, end), self.weight(start, end) / 2.0
+            entering = [v for v in before if self.weight(start, min(self.last[v], end)) <= half]
+            later.update(v for v in entering if self.last[v] >= end)
+        cuts = narrow_cuts(equations, later, lambda v: v not in through and self.needs_grad(v), entering)
+        return [(a, b) for a, b in pairwise([start, *(start + c for c in cuts), end]) if b > a]
+
+    def living_through(self, start: int, end: int) -> frozenset[Value]:
+        """Values made by equations start..end that live through more than half of the work done there."""
+        half = self.weight(start, end) / 2.0
+        ends = {v: min(self.last.get(v, i), end) for i in range(start, end) for v in self.equations[i].outputs}
+        made = ((i, v) for i in range(start, end) for v in self.equations[i].outputs)
+        return frozenset(v for i, v in made if ends[v] > i and self.weight(i + 1, ends[v]) > half)
 
     def in_runs(self, blocks: Sequence[tuple[int, int, int]]) -> float:
         return sum(self.weight(a, b) for a, b, run in blocks if run >= 0)
