@@ -1,7 +1,7 @@
 """Estimates of strategies on one cluster: everything that does not change from one to the next is kept."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from costmodel.cluster import Cluster
 from costmodel.collectives import NO_LINK
@@ -166,8 +166,13 @@ class StrategyEstimator:
 
     def _collectives(self, strategy: Strategy, kind: DeviceKind) -> dict[str, Passes]:
         """Seconds of the collectives of one block of each class, forward and backward, that nothing hides: what its
-        time has more than it had if they took none."""
+        time has more than it had if they took none. Only layers run again for their backward pass."""
         work = self.model.work(self.facts_of(kind), strategy)
+        found = self._exposed(work, strategy, kind)
+        once = self._exposed(work, replace(strategy, remat="none"), kind) if strategy.remat == "full" else found
+        return {key: found[key] if one.layered else once[key] for key, one in work.classes.items()}
+
+    def _exposed(self, work: Work, strategy: Strategy, kind: DeviceKind) -> dict[str, Passes]:
         whole, alone = (self.times(work, strategy, kind, free=free) for free in (False, True))
         return {
             key: (one.forward_s - alone[key].forward_s, one.backward_s - alone[key].backward_s)

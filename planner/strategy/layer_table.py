@@ -2,7 +2,8 @@
 
 `layer_entries` says which entry stands for which blocks. Times are of a layer on the devices of one tensor-parallel
 group, their collectives included. A layer that was measured on one device alone is divided among more (B3), and the
-cost model's collectives come on top: no time of one device has any.
+cost model's collectives come on top: no time of one device has any. With ``remat=full`` layers run forward again, as
+in the frameworks whose times these are; what stands beside them, the embedding and the head, does not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,10 +55,11 @@ class MeasuredStage(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One entry, and the classes of the blocks that it stands for."""
+    """One entry, the classes of the blocks that it stands for, and whether it is a layer."""
 
     name: str
     blocks: tuple[str, ...]
+    layer: bool
 
 
 @dataclass
@@ -162,7 +164,10 @@ class LayerTable:
                 blocks[0] = work.order[: layered[0]]
             if at.behind:
                 blocks[-1] = work.order[layered[-1] + 1 :]
-            self._placed[work.order] = [_Entry(*pair) for pair in zip(names, blocks, strict=True)], at
+            entries = [
+                _Entry(name, own, i in at.layers) for i, (name, own) in enumerate(zip(names, blocks, strict=True))
+            ]
+            self._placed[work.order] = entries, at
         return self._placed[work.order]
 
     def _sample(self, names: Sequence[str]) -> list[Passes]:
@@ -195,7 +200,7 @@ class LayerTable:
         return self._known[key]
 
     def _stage(self, entries: Sequence[_Entry], strategy: Strategy, collectives: Mapping[str, Passes]) -> MeasuredStage:
-        forward = backward = ahead = behind = 0.0
+        forward = backward = ahead = behind = again = 0.0
         updates: list[float | None] = []
         known: list[Provenance] = ["measured"]
         for entry in entries:
@@ -204,15 +209,14 @@ class LayerTable:
                 message = f"the layer times of {self.model} at tp={strategy.tp} have their collectives inside"
                 raise InputError("MP189", message, "leave overlap_tensor out: what was hidden is hidden in them")
             forward, backward = forward + times.forward_s, backward + times.backward_s
+            again += times.forward_s if entry.layer and strategy.remat == "full" else 0.0
             updates.append(times.update_s)
             known.append(times.provenance)
             if divided:
                 ahead += sum(collectives[key][0] for key in entry.blocks)
                 behind += sum(collectives[key][1] for key in entry.blocks)
-        if strategy.remat == "full":
-            backward += forward
         whole = sum(one for one in updates if one is not None) if entries and None not in updates else None
-        return MeasuredStage(forward + ahead, backward + behind, whole, weakest(*known), (ahead, behind))
+        return MeasuredStage(forward + ahead, backward + again + behind, whole, weakest(*known), (ahead, behind))
 
 
 def _require_known(strategy: Strategy, model: str) -> None:
