@@ -102,7 +102,14 @@ class AssignmentMemory(Assignment):
             cls = self.space.graph.classes[key]
             specs = {name: self.input_specs[key].get(name, self.space.whole) for name in cls.inputs}
             self._blocks[at] = BlockLiveness(
-                cls, self.space.mesh, self.op_strategies[key], specs, self.space.derived[key], self.space.triton, whole
+                cls,
+                self.space.mesh,
+                self.op_strategies[key],
+                specs,
+                self.space.derived[key],
+                triton=self.space.triton,
+                whole=whole,
+                fast=self.space.fast,
             )
         return self._blocks[at]
 

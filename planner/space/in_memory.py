@@ -7,8 +7,8 @@ read them: their results are never in memory. (The CPU's fuses little: `group_co
 * L2 of elementwise results those that a matrix product, a convolution, a collective or the caller of the block takes;
 * L3 cotangents likewise: those that such an op makes for an operand or takes for its result;
 * L4 the exponentials of a softmax that more than its sum reads, where XLA makes Triton kernels: a kernel cannot hide
-  what another one reads. Of long rows, or of very many, XLA computes them again from the scores instead, and outside
-  of scans of all;
+  what another one reads. Of long rows, or of very many, XLA computes them again from the scores instead. Outside
+  of scans it does so whatever the rows, but where memory is as fast as an H20's or H200's, which never does;
 * L5 the cotangent of what a norm makes, before its scale: it is reduced and passed on, by kernels of their own.
 
 Outside of scans, what the backward pass reads is kept as XLA sees fit, whatever JAX calls residuals (`lying`):
@@ -73,11 +73,18 @@ class BlockMemory(BlockKernels):
     def _is_softmax(self, value: Value) -> bool:
         """L4."""
         kernel, readers = self.kernels[self.maker[value]], self.readers.get(value, ())
-        if self.whole or not self.triton or not kernel.exponential or value not in kernel.saves or len(readers) < 2:
+        if (
+            (self.whole and not self.fast)
+            or not self.triton
+            or not kernel.exponential
+            or value not in kernel.saves
+            or len(readers) < 2
+        ):
             return False
         rows = [self.elements_of(made) for at in readers if self.kernels[at].reduces for made in self.kernels[at].makes]
         elements = self.elements_of(value)
-        return bool(rows) and elements <= MANY and elements / max(rows) <= LONG_ROW
+        few = self.whole or (elements <= MANY and elements / max(rows, default=1.0) <= LONG_ROW)
+        return bool(rows) and few
 
     @cached_property
     def roots(self) -> dict[Value, frozenset[Value]]:

@@ -49,6 +49,7 @@ class BlockKernels:
         derived: tensors made of parameters alone.
         triton: whether the compiler makes Triton kernels of softmaxes and norms.
         whole: whether one program has both passes of the block, which is no layer of a scan.
+        fast: whether the device's memory is so fast that less is computed again.
     """
 
     cls: BlockClass
@@ -58,6 +59,7 @@ class BlockKernels:
     derived: frozenset[str]
     triton: bool = False
     whole: bool = False
+    fast: bool = False
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:

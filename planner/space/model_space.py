@@ -30,6 +30,7 @@ from planner.space.prices import SpacePrices
 from planner.space.setting import Remat, Setting
 
 PORT_LIMIT = 48
+FAST_MEMORY = 4.01e12  # bytes/s: between a GH200's and an H20's
 HEAVY = 0.01  # share of the model's FLOPs from which an op is split over every axis that can split it
 SMALL = 1e-3  # share of the model's parameters below which one is kept whole
 
@@ -191,6 +192,11 @@ class ModelSpace:
         """Whether XLA makes Triton kernels for the device kind: a GPU of compute capability 8.0, the first with
         products of bfloat16, or later."""
         return self.pricing.kind.platform == "gpu" and "bfloat16" in self.pricing.kind.peak_flops_per_s
+
+    @property
+    def fast(self) -> bool:
+        """Whether the device kind's memory is so fast that XLA computes less again (`planner.space.in_memory`, L4)."""
+        return self.pricing.kind.memory_bandwidth_bytes_per_s >= FAST_MEMORY
 
     @cached_property
     def in_memory(self) -> dict[str, frozenset[str]]:
