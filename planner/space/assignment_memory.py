@@ -96,7 +96,7 @@ class AssignmentMemory(Assignment):
         Args:
             alone: both passes are one program.
         """
-        whole = alone and not is_layered(self.space.graph, key)
+        whole = alone and self.space.pricing.kind.platform == "gpu" and not is_layered(self.space.graph, key)
         at = (key, whole)
         if at not in self._blocks:
             cls = self.space.graph.classes[key]

@@ -17,8 +17,8 @@ Outside of scans, what the backward pass reads is kept as XLA sees fit, whatever
   is so too, but where XLA makes Triton kernels and the reduction has too few rows to fill the GPU: up to two rows a
   multiprocessor both what a norm centres and what it divides are kept, up to four only the latter. Reductions of the
   last dims are no such;
-* L7 the results of costly ops (tanh, erfc, powers) are not computed again. They are in memory as they were computed, in
-  float32 at least.
+* L7 for GPUs the results of costly ops (tanh, erfc, powers) are not computed again. They are in memory as they were
+  computed, in float32 at least.
 
 The bounds of L4 and L6 are those at which compiled programs were seen to change, the ops of L7 those that they were
 seen to keep, for all GPUs alike.

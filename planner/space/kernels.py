@@ -48,7 +48,7 @@ class BlockKernels:
         strategies: of every op; inputs: spec in which the block takes each input.
         derived: tensors made of parameters alone.
         triton: whether the compiler makes Triton kernels of softmaxes and norms.
-        whole: whether one program has both passes of the block, which is no layer of a scan.
+        whole: whether one program of a GPU has both passes of the block, which is no layer of a scan.
         fast: whether the device's memory is so fast that less is computed again.
     """
 

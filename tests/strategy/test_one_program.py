@@ -121,6 +121,17 @@ def test_what_the_compiler_computes_again_is_not_counted() -> None:
     assert alone.saved_bytes < 0.8 * LAYERS * layer
 
 
+def test_costly_results_are_kept_by_compilers_for_gpus() -> None:
+    """The tanh of `gelu` in float32, beside two values in bfloat16 that all compilers keep."""
+    group = GROUP | {"device": "TPU-v5e"}
+    tpus = parse_cluster({"name": "t", "group": [group]}, load_catalogue())
+    saved = [
+        planner.estimate(TASKS["perceptron"], cluster, "microbatch=8", global_batch=8).memory[0].saved_bytes
+        for cluster in (CLUSTER, tpus)
+    ]
+    assert saved[0] - saved[1] == pytest.approx(LAYERS * 8 * POSITIONS * 4 * WIDTH * 4, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "stack"),
     [
