@@ -23,13 +23,15 @@ from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
 from planner.space.setting import Remat, Setting
 from planner.strategy.one_program import StepBytes, step_bytes
-from planner.strategy.replica import replica_decision
+from planner.strategy.replica import alike_decision, replica_decision
 from planner.strategy.restricted import Role, choose
 from planner.strategy.sized import sized_graph
 from planner.strategy.strategy import Attention, Strategy
 from planner.strategy.work import Work, interpolated, work_of
 
 _SMALLEST = 7  # of the sizes that graphs are captured at
+
+_ALIKE = 64  # decisions of whole steps that are kept for those that differ in their state alone
 
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
 """Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves
@@ -47,6 +49,7 @@ class CapturedModel:
     _work: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
     _decisions: dict[tuple[_Layout, int], Decision] = field(default_factory=dict)
     _sized: dict[tuple[int, int, int], ModelGraph] = field(default_factory=dict)
+    _alike: dict[tuple[_Layout, int, Remat, int, bool], Decision] = field(default_factory=dict)
     _steps: dict[tuple[_Layout, int, int, int, Remat, bool], StepBytes] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> ModelGraph:
@@ -106,10 +109,17 @@ class CapturedModel:
             if sizes not in self._sized:
                 self._sized[sizes] = sized_graph(self.graph(one), self.graph(other), examples)
             setting = Setting(microbatches=2 if accumulates else 1, stages=1, in_flight=1, remat=remat)
-            decision = replica_decision(
-                self._decisions[layout, one], self._sized[sizes], _roles(layout), data=data, zero=strategy.zero,
-                setting=setting,
-            )  # fmt: skip
+            of_replica, roles = self._decisions[layout, one], _roles(layout)
+            same = (layout, examples, remat, data if strategy.zero == 3 else min(data, 2), strategy.zero == 3)
+            like = self._alike.get(same)
+            more = {"data": data, "zero": strategy.zero, "setting": setting}
+            if like is None:
+                decision = replica_decision(of_replica, self._sized[sizes], roles, **more)
+                self._alike[same] = decision
+                if len(self._alike) > _ALIKE:
+                    self._alike.pop(next(iter(self._alike)))
+            else:
+                decision = alike_decision(like, of_replica, roles, **more)
             self._steps[key] = step_bytes(decision)
         return self._steps[key]
 

@@ -8,10 +8,11 @@ ZeRO splits is chosen among the planner's own ways to store a parameter (`planne
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from costmodel.collectives import NO_LINK
+from costmodel.estimator import Pricing
 from costmodel.graph import ModelGraph, Op
 from costmodel.sharding import REPLICATED, VARYING, Spec
 from planner.space.decision import Decision
@@ -21,6 +22,35 @@ from planner.space.nodes import AnyNode, GroupNode, ParameterNode
 from planner.space.parameters import Storage, storages, whole_storage
 from planner.space.setting import Setting
 from planner.strategy.restricted import Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlikeDecision(Decision):
+    """An assignment that differs from another one in how the state of parameters is split, not their values: its blocks
+    have the same in memory."""
+
+    like: Decision
+
+    @property
+    def input_specs(self) -> dict[str, dict[str, Spec]]:  # type: ignore[override]
+        return self.like.input_specs
+
+    @property
+    def kept(self) -> dict[str, dict[tuple[str, Spec], float]]:  # type: ignore[override]
+        return self.like.kept
+
+    @property
+    def lying(self) -> dict[str, dict[tuple[str, Spec], float]]:  # type: ignore[override]
+        return self.like.lying
+
+    def live_bytes(self, key: str, *, rerun: bool, alone: bool = False) -> float:
+        return self.like.live_bytes(key, rerun=rerun, alone=alone)
+
+    def forward_bytes(self, key: str) -> float:
+        return self.like.forward_bytes(key)
+
+    def waiting_bytes(self, key: str, gradients: float) -> tuple[float, float]:
+        return self.like.waiting_bytes(key, gradients)
 
 
 def replica_decision(
@@ -45,25 +75,39 @@ def replica_decision(
     for known in ("prices", "in_memory", "first_inputs"):  # cached of the other graph
         space.__dict__.pop(known, None)
     space.graph, space.links = graph, []  # casts between blocks hold no memory
-    if data > 1:
-        pricing = space.pricing
-        space.pricing = replace(
-            pricing, mesh=axes.mesh, axis_names=("batch", *pricing.axis_names), links=(NO_LINK, *pricing.links)
-        )
+    space.pricing = axes.on(space.pricing)
     space.groups = {
         key: tuple(_sized(group, {op.name: op for op in graph.classes[key].ops}) for group in groups)
         for key, groups in space.groups.items()
     }
     at = {(key, str(i)): group for key, groups in space.groups.items() for i, group in enumerate(groups)}
     space.nodes = list(decision.space.nodes)
-    choice = list(decision.choice)
     for key, index in space.index.items():
         if key[0] == "place":
             continue
         node = decision.space.nodes[index]
         space.nodes[index] = axes.node(node, decision.choice[index], at.get(key[1:]) if key[0] == "group" else None)
-        choice[index] = 0
-    return Decision(space=space, setting=setting, choice=tuple(choice), time_s=0.0, bound_s=0.0)
+    return Decision(space=space, setting=setting, choice=(0,) * len(space.nodes), time_s=0.0, bound_s=0.0)
+
+
+def alike_decision(
+    like: Decision, decision: Decision, roles: Sequence[Role], *, data: int, zero: int, setting: Setting
+) -> Decision:
+    """The same for other numbers of replicas above one, and other stages of ZeRO below 3, at the size of `like`.
+
+    Args:
+        like: what `replica_decision` gives for one of these.
+    """
+    space = copy.copy(like.space)
+    axes = _Axes(data, tuple(roles), decision.space.mesh, zero, space.graph)
+    space.pricing = axes.on(decision.space.pricing)
+    space.nodes = [
+        axes.node(node, pick, None) if isinstance(node, ParameterNode) else same
+        for node, pick, same in zip(decision.space.nodes, decision.choice, like.space.nodes, strict=True)
+    ]
+    return AlikeDecision(
+        like=like, space=space, setting=setting, choice=like.choice, time_s=like.time_s, bound_s=like.bound_s
+    )
 
 
 class _Axes:
@@ -74,6 +118,13 @@ class _Axes:
         self.mesh = (data, *mesh) if self.more else mesh
         self.roles: tuple[Role, ...] = ("batch", *roles) if self.more else roles
         self.zero, self.graph = zero, graph
+
+    def on(self, pricing: Pricing) -> Pricing:
+        """Prices of a replica's mesh as those of the mesh with the data axis."""
+        if not self.more:
+            return pricing
+        names, links = ("batch", *pricing.axis_names), (NO_LINK, *pricing.links)
+        return replace(pricing, mesh=self.mesh, axis_names=names, links=links)
 
     def spec(self, spec: Spec) -> Spec:
         return (VARYING, *spec) if self.more else spec
