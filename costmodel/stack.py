@@ -93,7 +93,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def keeps_as_planned(self) -> bool:
         """Whether memory is that of the planner's own programs: nothing about it is said to be another software's."""
         sizes = (self.weight_bytes, self.gradient_bytes, self.optimizer_bytes)
-        return not self.flat_state and not self.pooled and all(size is None for size in sizes)
+        kept = (self.saves, self.reruns) == ("residuals", "blocks")
+        return kept and not self.flat_state and not self.pooled and all(size is None for size in sizes)
 
 
 _SHARES = (
