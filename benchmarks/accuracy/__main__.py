@@ -72,6 +72,8 @@ POOLED = {
     "megatron_core_h100": "H100 pooled",
     "mlperf_gpt3": "H100 pooled",
     "mlperf_llama31_405b": "H100 pooled",
+    "megatron_bridge_bf16": "H100 pooled",
+    "nemo_fp8": "NeMo, FP8",
     "llm_foundry_mpt": "llm_foundry",
     "tpu_recipes": "TPU recipes",
     "mlperf_gpt3_tpu": "TPU, MLPerf",

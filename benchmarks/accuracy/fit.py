@@ -18,7 +18,7 @@ EPOCHS = {"jeanzay-before-numa": "jeanzay", "selene-2022": "selene"}
 
 FAMILIES = {
     "megatron-a100": ("vtrain", "selene", "jeanzay"),
-    "megatron-h100": ("megatron-core", "nemo-fp8"),
+    "megatron-h100": ("megatron-core", "nemo-fp8", "nemo"),
     "amp": ("amp-t4", "amp-mixed"),
 }
 """Stacks that are the same software on other fabrics: a constant of the family is that of each member, times what the

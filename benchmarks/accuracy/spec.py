@@ -14,7 +14,7 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.fit import Free
 from benchmarks.accuracy.tables.amp import amp
 from benchmarks.accuracy.tables.fsdp import llm_foundry
-from benchmarks.accuracy.tables.h100 import megatron_core, mlperf
+from benchmarks.accuracy.tables.h100 import megatron_bridge, megatron_core, mlperf, nemo
 from benchmarks.accuracy.tables.megatron_a100 import bloom, selene, vtrain
 from benchmarks.accuracy.tables.tpu import tpu
 from costmodel.stack import Stack
@@ -94,6 +94,7 @@ STATE: dict[str, dict[str, Any]] = {
     "selene-2022": MIXED,
     "megatron-core": MIXED,
     "nemo-fp8": MIXED,
+    "nemo": MIXED,
     "amp-t4": MIXED,
     "amp-mixed": {**MIXED, "stall_bytes": 3e6},
     "jeanzay-before-numa": MIXED,
@@ -126,7 +127,7 @@ class Group:
 
 GPU = Group(
     name="A100 and H100",
-    sources=(vtrain, selene, bloom, megatron_core, mlperf, llm_foundry),
+    sources=(vtrain, selene, bloom, megatron_core, mlperf, megatron_bridge, nemo, llm_foundry),
     free=(
         _free(A100, _KIND, _FLASH),
         _free(
@@ -144,6 +145,7 @@ GPU = Group(
         _free("megatron-h100", _H100_SOFTWARE),
         _free("megatron-core", _H100_SYSTEM, _deviating(_H100_SOFTWARE)),
         _free("nemo-fp8", _H100_SYSTEM, _deviating(_H100_SOFTWARE)),
+        _free("nemo", _H100_SYSTEM, _deviating(_H100_SOFTWARE)),
         _free("llm-foundry", _STACK, _HOST, _SHARDED),
     ),
     stacks={
@@ -154,6 +156,7 @@ GPU = Group(
         "jeanzay-before-numa": "the same before the nodes' NUMA settings were right",
         "megatron-core": "Megatron-Core r0.8.0 on DGX H100s (its scaling table)",
         "nemo-fp8": "NeMo in FP8 on DGX H100s and H200s (MLPerf training 3.1 to 5.0, GPT-3 and Llama 3.1 405B)",
+        "nemo": "NeMo 24 and Megatron-Bridge on DGX H100s: dense models in FP8, GPT-OSS 120B in BF16",
         "llm-foundry": "PyTorch FSDP with flash attention on A100s and H100s (MosaicML llm-foundry's MPT tables)",
     },
 )

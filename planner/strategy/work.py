@@ -231,9 +231,9 @@ def _casts(
     space: ModelSpace,
     of_weights: frozenset[str],
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """Kernels that bring a product's activations, and backward its result's cotangent, into a dtype of one byte: each is
-    read once and written twice, as rows and as columns, since the products of both passes contract other dims. Weights
-    are cast once a step, which is not counted."""
+    """Kernels that bring a product's activations, and backward its result's cotangent, into a dtype of one byte: each
+    is read once and written twice, as rows and as columns, since the products of both passes contract other dims.
+    Weights are cast once a step, which is not counted."""
 
     def cast(tensor: Tensor, spec: Spec) -> Kernel:
         moved = tensor.bytes * (1.0 + 2.0 / tensor.itemsize) / split_factor(spec, space.mesh)

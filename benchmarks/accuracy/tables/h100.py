@@ -51,7 +51,7 @@ def megatron_bridge(folder: Path) -> Iterator[Case]:
             row=i,
             model=("moe", tuple(sorted({**_GPT_OSS, "seq": seq}.items()))),
             fabrics=((DGX_H100, math.ceil(gpus / 8)),),
-            stack="megatron-core",
+            stack="nemo",
             strategy=dict(
                 dp=gpus // pp // tp,
                 tp=tp,
@@ -87,7 +87,7 @@ def nemo(folder: Path) -> Iterator[Case]:
             row=i,
             model=model or gpt(12288, 96, 96, seq, vocab),
             fabrics=((DGX_H100, math.ceil(gpus / 8)),),
-            stack="nemo-fp8",
+            stack="nemo",
             strategy=dict(
                 dp=gpus // (tp * pp * cp),
                 tp=tp,
