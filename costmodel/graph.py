@@ -7,7 +7,7 @@ of it leaves a pending sum.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -284,6 +284,24 @@ class ModelGraph:
     carried: Mapping[str, str] = field(default_factory=dict)
     joins: UpdateJoins = field(default_factory=UpdateJoins)
     optimizer_bytes: int = 0
+    _held: dict[tuple[int, int], dict[str, tuple[int, bool]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def held_elements(self, start: int, stop: int) -> Mapping[str, tuple[int, bool]]:
+        """Parameters that blocks ``start..stop-1`` read: how many elements, and whether the leaf as a whole."""
+        if (start, stop) not in self._held:
+            items: dict[str, set[int | None]] = {}
+            for block in self.blocks[start:stop]:
+                for source in block.inputs:
+                    if source.value in self.params:
+                        items.setdefault(source.value, set()).add(source.index)
+            self._held[start, stop] = {name: self._elements_of(name, own) for name, own in items.items()}
+        return self._held[start, stop]
+
+    def _elements_of(self, name: str, items: Set[int | None]) -> tuple[int, bool]:
+        shape, whole = self.params[name].shape, None in items
+        return self.params[name].elements if whole else math.prod(shape[1:]) * len(items), whole
 
     @property
     def forward_flops(self) -> float:

@@ -16,9 +16,9 @@ whole, and where a microbatch's gradient is not added to others ZeRO-1's are sca
 XLA's CPU compiler reuses less: there everything kept and all gradients lie beside the largest live block.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from costmodel.graph import ModelGraph
 from costmodel.sharding import Spec
@@ -130,19 +130,19 @@ def saved_bytes(
             bytes.
     """
     total, shared = 0.0, {}
-    before = ""
-    for block in graph.blocks[start:stop]:
-        key, cls = block.class_key, graph.classes[block.class_key]
-        layered, once = is_layered(graph, key), decision.space.once[key]
-        crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
-        for (name, spec), size in kept[key].items():
-            if name in once and layered and key == before:
-                continue
-            if not layered and name in crossing:
-                shared[crossing[name], spec] = size
-            else:
-                total += size
-        before = key
+    for key, same in groupby(graph.blocks[start:stop], key=lambda block: block.class_key):
+        cls, blocks = graph.classes[key], list(same)
+        if is_layered(graph, key):
+            once = decision.space.once[key]
+            total += sum(size * (1 if name in once else len(blocks)) for (name, _), size in kept[key].items())
+            continue
+        for block in blocks:
+            crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
+            for (name, spec), size in kept[key].items():
+                if name in crossing:
+                    shared[crossing[name], spec] = size
+                else:
+                    total += size
     return total + sum(shared.values())
 
 
@@ -168,7 +168,7 @@ def _gradients(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> l
     seen: set[str] = set()
     found = [_Gradients() for _ in parts]
     for i in reversed(range(len(parts))):
-        for name, (elements, _) in held_elements(graph, parts[i].start, parts[i].stop).items():
+        for name, (elements, _) in graph.held_elements(parts[i].start, parts[i].stop).items():
             if name in seen and not parts[i].layered:
                 continue
             seen.add(name)
@@ -182,18 +182,4 @@ def _gradients(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> l
     return found
 
 
-def held_elements(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, bool]]:
-    """Parameters that a range of blocks reads: how many of their elements, and whether it reads the leaf as a whole."""
-    held: dict[str, set[int | None]] = {}
-    for block in graph.blocks[start:stop]:
-        for source in block.inputs:
-            if source.value in graph.params:
-                held.setdefault(source.value, set()).add(source.index)
-    found = {}
-    for name, items in held.items():
-        shape, whole = graph.params[name].shape, None in items
-        found[name] = (graph.params[name].elements if whole else math.prod(shape[1:]) * len(items), whole)
-    return found
-
-
-__all__ = ["Moment", "Run", "fullest_moment", "held_elements", "runs", "saved_bytes"]
+__all__ = ["Moment", "Run", "fullest_moment", "runs", "saved_bytes"]

@@ -8,7 +8,7 @@ from costmodel.cluster import Cluster, Device
 from costmodel.graph import ModelGraph
 from costmodel.schedule.actions import Schedule
 from costmodel.transfers import Transfers
-from planner.search.backward_peak import fullest_moment, held_elements, saved_bytes
+from planner.search.backward_peak import fullest_moment, saved_bytes
 from planner.search.stage_links import link_cost
 from planner.space.block_cost import BlockCost
 from planner.space.decision import Decision
@@ -163,7 +163,7 @@ def _charge_state(graph: ModelGraph, decision: Decision, start: int, stop: int, 
     parameter is on the stage that owns it."""
     mesh, added = decision.space.mesh, decision.setting.accumulates
     earlier = {s.value for b in graph.blocks[:start] for s in b.inputs}
-    for name, (elements, whole) in held_elements(graph, start, stop).items():
+    for name, (elements, whole) in graph.held_elements(start, stop).items():
         facts, storage = graph.params[name], decision.storage[name]
         value, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
         total.parameter_bytes += value

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from costmodel.graph import ModelGraph
-from planner.search.layout import held_elements
 from planner.space.decision import Decision
 from planner.space.parameters import reduced_bytes, state_bytes
 
@@ -46,7 +45,7 @@ class _Update:
 
 def _update(graph: ModelGraph, decision: Decision, start: int, stop: int) -> _Update:
     mesh, found = decision.space.mesh, _Update()
-    for name, (elements, _) in held_elements(graph, start, stop).items():
+    for name, (elements, _) in graph.held_elements(start, stop).items():
         facts, storage, node = graph.params[name], decision.storage[name], decision.parameter_nodes[name]
         found.sizes[name] = reduced_bytes(facts, elements, storage, mesh)
         _, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
@@ -81,9 +80,9 @@ def one_program_update_bytes(graph: ModelGraph, decision: Decision) -> float:
 def _of_later_stages(layout: "Layout", stage: int, sizes: dict[str, float]) -> float:
     """Gradients of tied parameters; each group of a later stage sends its own."""
     graph, total = layout.graph, 0.0
-    earlier = {n for s in layout.stages[:stage] for n in held_elements(graph, s.start, s.stop)}
+    earlier = {n for s in layout.stages[:stage] for n in graph.held_elements(s.start, s.stop)}
     for other in layout.stages[stage + 1 :]:
-        for name, (_, whole) in held_elements(graph, other.start, other.stop).items():
+        for name, (_, whole) in graph.held_elements(other.start, other.stop).items():
             if whole and name in sizes and name not in earlier:
                 total += len(other.groups) * sizes[name]
     return total
