@@ -200,7 +200,7 @@ def rings_link(
     ring_rate, scatter_rate = _rates_between_nodes(groups, links, at, node, next_at, outer)
     outer_hops = int(outer.sum(axis=1).max())
     latency_s = (outer_hops * inter_latency_s + (size - outer_hops) * tier_latency_s) / size
-    trees = all(group.device.platform == "gpu" for group in groups)  # as NCCL and RCCL have them
+    trees = all(_fabric_in_nodes(group) for group in groups)
     chain = max(0, math.ceil(size / outer_hops) - 1)
     return AxisLink(
         size=size,
@@ -211,6 +211,12 @@ def rings_link(
         tree_latency_s=2 * (chain * tier_latency_s + math.ceil(math.log2(outer_hops)) * inter_latency_s),
         start_s=max(start_s, *(link.start_s for link in links.values())),
     )
+
+
+def _fabric_in_nodes(group: DeviceGroup) -> bool:
+    """Whether GPUs reach each other beside the PCIe that they reach their network by: else a tree's chains take the
+    bandwidth that it would gain there."""
+    return group.device.platform == "gpu" and group.device.link_bandwidth_bytes_per_s is not None
 
 
 def _tiers_used(

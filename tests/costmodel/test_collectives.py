@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ KIND = DeviceKind(
     peak_flops_per_s={"float32": 1e12},
     memory_bytes=1 << 34,
     memory_bandwidth_bytes_per_s=1e12,
+    link_bandwidth_bytes_per_s=100e9,
 )
 
 
@@ -57,6 +59,13 @@ def test_trees_over_few_nodes_send_less_than_rings(nodes, sent):
     network_s = sent * 8e9 / 40e9
     ring_s = 2 * (8 * nodes - 1) / (8 * nodes) * 8e9 / 40e9
     assert collective_time_s("all_reduce", 8e9, whole) == pytest.approx(min(network_s, ring_s), rel=1e-2)
+
+
+def test_a_tree_gains_nothing_where_devices_have_no_fabric_of_their_own():
+    """PCIe carries their messages to each other and to the network alike."""
+    plain = msgspec.structs.replace(group(), device=msgspec.structs.replace(KIND, link_bandwidth_bytes_per_s=None))
+    (whole,) = axis_links(plain, (16,))
+    assert collective_time_s("all_reduce", 8e9, whole) == pytest.approx(2 * 15 / 16 * 8e9 / 40e9, rel=1e-2)
 
 
 def test_a_tree_is_no_faster_than_the_links_inside_nodes():
