@@ -22,11 +22,12 @@ class Again:
 
     Attributes:
         reads: each (op, operand) that is taken again.
-        runs: ops that run again, and do not only have their operands again.
+        runs: op that runs again, and does not only have its operands again -> how many times: twice where the block's
+            second run makes what a region behind it starts from, and the op's own region runs again as well.
     """
 
     reads: frozenset[tuple[str, str]]
-    runs: frozenset[str]
+    runs: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -166,31 +167,45 @@ def kept_once(graph: ModelGraph, key: str) -> frozenset[str]:
 def done_again(ops: Sequence[Op], tensors: Mapping[str, Tensor], derived: frozenset[str], *, full: bool) -> Again:
     """What of a block is done again for the backward pass.
 
+    A region that the user wrapped runs again from what enters it and what its policy keeps. Under full remat the block
+    runs again from its inputs as far as to what its regions start from, and these then run again by themselves: as JAX
+    lowers it, and XLA compiles it for GPUs. (For CPUs it joins some of these runs.)
+
     Args:
         derived: tensors made of parameters alone.
         full: whether the block is run under full remat.
     """
-    reads, running = set[tuple[str, str]](), set[str]()
-    needed: set[str] = set()  # tensors that are computed again
+    makers = {name: op for op in ops for name in op.outputs}
+    reads, running = set[tuple[str, str]](), dict[str, int]()
+    inside: set[str] = set()  # tensors that a region's second run computes again
+    needed: set[str] = set()  # those that the block's does, and what is made of parameters alone
     for op in reversed(ops):
-        rerun = full or op.scope >= 0
-        runs = not needed.isdisjoint(op.outputs) or (rerun and _makes(op))
-        if rerun and runs:
-            running.add(op.name)
-        for name in op.inputs:
-            weight = bool(name) and (tensors[name].role == "param" or name in derived)
-            if not name or not (rerun or weight):
-                continue
-            if runs or name in op.saves or (weight and _makes(op)):
+        in_region = op.scope >= 0
+        kept = full and op.stored and not set(op.saves).isdisjoint(op.outputs)
+        outer = not needed.isdisjoint(op.outputs) or (_makes(op) if full and not in_region else kept)
+        inner = in_region and (not inside.isdisjoint(op.outputs) or _makes(op))
+        if times := inner + (outer and full):
+            running[op.name] = times
+        for name in filter(None, op.inputs):
+            weight = tensors[name].role == "param" or name in derived
+            if in_region and (inner or name in op.saves):
                 reads.add((op.name, name))
-                if rerun or name in derived:
+                made = makers.get(name)
+                if made is not None and made.scope == op.scope and not made.stored:
+                    inside.add(name)
+                elif full or name in derived:
                     needed.add(name)
-    return Again(frozenset(reads), frozenset(running))
+            if (full or weight) and (outer or (not in_region and (name in op.saves or (weight and _makes(op))))):
+                reads.add((op.name, name))
+                if full or name in derived:
+                    needed.add(name)
+    return Again(frozenset(reads), running)
 
 
 def _makes(op: Op) -> bool:
-    """Whether the backward pass reads something that the op makes of its operands."""
-    return any(not fixed for _, _, fixed in op.keeps) or not set(op.saves).isdisjoint(op.outputs)
+    """Whether the backward pass reads something that the op makes of its operands, and that no policy keeps."""
+    own = any(not fixed for _, _, fixed in op.keeps)
+    return own or (not op.stored and not set(op.saves).isdisjoint(op.outputs))
 
 
 def takes_again(ops: Iterable[Op], name: str, again: Again) -> bool:

@@ -63,15 +63,13 @@ class Decision(AssignmentMemory):
             cost.backward_s += backward + (rerun if remat == "full" else 0.0)
             cost.weight_s += weight_seconds(space, node, option)  # type: ignore[arg-type]
             for op, strategy in zip(group.ops, option.ops, strict=True):  # type: ignore[union-attr]
-                again = op.name in space.again[key, remat].runs
+                again = space.again[key, remat].runs.get(op.name, 0)
                 forward_counts = cost.run_collectives if own_name(op) in space.once[key] else cost.collectives
                 for axis in internal_reductions(op, strategy):
                     forward_counts["forward", "all_reduce", axis] += 1
                     cost.collectives["backward", "all_reduce", axis] += again
                     size = sum(cls.tensors[o].bytes for o in op.outputs) * local_fraction(op, strategy, space.mesh)
-                    cost.moves += equal_moves(
-                        ("forward", "backward") if again else ("forward",), "all_reduce", axis, size
-                    )
+                    cost.moves += equal_moves(("forward", *("backward",) * again), "all_reduce", axis, size)
         for name in dict.fromkeys([*cls.inputs, *(n for g in space.groups[key] for n in g.exports)]):
             self._casts_inside(key, name, cost)
         for node in {space.index["place", key, n] for n in cls.inputs if ("place", key, n) in space.index}:

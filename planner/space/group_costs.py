@@ -23,8 +23,9 @@ def group_cost(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> t
     for op, strategy in zip(node.group.ops, option.ops, strict=True):
         cost = space.op_cost(node.class_key, op, strategy)
         forward += cost.forward_s
-        backward += cost.backward_s + (cost.forward_s if op.name in own else 0.0)  # the user's own remat
-        again += cost.forward_s if op.name in full else 0.0
+        regions = own.get(op.name, 0)  # the user's own remat
+        backward += cost.backward_s + regions * cost.forward_s
+        again += (full.get(op.name, 0) - regions) * cost.forward_s
     return forward, backward, again
 
 

@@ -190,11 +190,11 @@ def _class_work(
                 (*(replace(k, matmul_s=k.matmul_s * faster) for k in run), *own_casts)
                 for run, own_casts in zip((ahead, back), casts, strict=True)
             )
-        own = ahead if op.name in space.again[key, "none"].runs else ()  # the user's own remat
-        for run, way in ((ahead, False), ((*back, *own), True)):
+        regions, full = (space.again[key, remat].runs.get(op.name, 0) for remat in ("none", "full"))
+        for run, way in ((ahead, False), ((*back, *ahead * regions), True)):  # the user's own remat
             kernels += run
             backward += [way] * len(run)
-            again += [op.name in space.again[key, "full"].runs and not way] * len(run)
+            again += [full > regions and not way] * len(run)
             core += [op.name in inside and not way and attention != "flash"] * len(run)  # flash does so anyway
             flash += [op.name in inside and attention == "flash"] * len(run)
             weight += [share if way else 0.0] * len(run)
