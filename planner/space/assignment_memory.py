@@ -36,12 +36,15 @@ class AssignmentMemory(Assignment):
 
     def fused_saves(self, key: str) -> dict[tuple[str, Spec], float]:
         """What a block of a class keeps where fused functions save what they read and each tensor lies as it was made,
-        whatever is in scans: of a framework that gathers an operand again."""
+        whatever is in scans: of a framework that gathers an operand again. Beside regions of a user's remat it is what
+        these keep."""
+        if any(op.scope >= 0 for op in self.space.graph.classes[key].ops):
+            return self.kept_without_remat[key]
         block = replace(self._liveness(key), triton=False)  # what XLA's kernels keep beside is their own
         makers = {name: op for op in self.space.graph.classes[key].ops for name in op.outputs}
         found: dict[tuple[str, Spec], float] = {}
         for (name, spec), size in block.lying().items():
-            made = spec
+            made = self.input_specs[key].get(name, spec)
             if (op := makers.get(name)) is not None:
                 made = result_spec(op, op.outputs.index(name), self.op_strategies[key][op.name])
             parts = split_factor(made, self.space.mesh) / split_factor(spec, self.space.mesh)

@@ -1,10 +1,16 @@
 """What full remat runs again and keeps: every block as far as needed, layers as far as needed, or whole layers."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import planner
 from costmodel.cluster import parse_cluster
+from costmodel.sharding import split_factor
 from costmodel.stack import Stack
+from planner.models import moe, t5
 from planner.models.families.gpt import gpt
 from profiles.catalogue import load_catalogue
 
@@ -100,3 +106,45 @@ def test_frameworks_keep_what_megatron_s_layers_do(tp: int, sp: bool) -> None:
     masks = 1 / tp if sp else 1.0
     assert position_bytes == pytest.approx((34 / tp if sp else 10 + 24 / tp) - 2 * masks, rel=0.02)
     assert saved["residuals"].memory[0].saved_bytes > 1.5 * saved["inputs"].memory[0].saved_bytes
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        t5(layers=2, hidden=64, heads=4, ffn=128, vocab=256, seq=32),
+        moe(layers=2, hidden=64, heads=4, ffn=128, vocab=256, seq=32, experts=4),
+    ],
+    ids=["t5", "moe"],
+)
+def test_frameworks_keep_what_enters_a_block_as_it_does(task: planner.TrainingTask) -> None:
+    """With sequence parallelism an encoder's output, or what experts read, is gathered again, and not kept whole."""
+    estimator = planner.Estimator(model=task, cluster=CLUSTER, stack=Stack(name="one", saves="inputs"))
+    estimator("tp=4,microbatch=2,sp=on", 16)
+    entering = 0
+    for decision in estimator._captured._decisions.values():
+        for key, cls in decision.space.graph.classes.items():
+            specs = decision.input_specs[key]
+            for (name, _), size in decision.fused_saves(key).items():
+                if name in specs and split_factor(specs[name], decision.space.mesh) > 1:
+                    entering += 1
+                    assert size == pytest.approx(cls.tensors[name].bytes / 4)
+    assert entering
+
+
+def test_frameworks_keep_of_a_user_s_remat_what_it_does() -> None:
+    """What enters each layer, whatever its functions read."""
+    width, layers = 64, 4
+
+    def layer(x, w):
+        return x + jnp.tanh(x @ w["a"]) @ w["b"], None
+
+    def loss(params, batch):
+        x, _ = jax.lax.scan(jax.checkpoint(layer), batch["x"], params)
+        return jnp.mean(x**2)
+
+    params = {name: np.zeros((layers, width, width), np.float32) for name in "ab"}
+    batch = {"x": np.zeros((8, width), np.float32)}
+    task = planner.TrainingTask(loss_fn=loss, params=params, batch=batch, optimizer=optax.sgd(0.1))
+    estimator = planner.Estimator(model=task, cluster=CLUSTER, stack=Stack(name="one", saves="inputs"))
+    saved_bytes = estimator("microbatch=8", 8).memory[0].saved_bytes
+    assert layers <= saved_bytes / (8 * width * 4) <= layers + 1  # and one for the loss
