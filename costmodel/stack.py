@@ -5,14 +5,18 @@ Frameworks that launch each kernel from the host, fuse less, or hold state in ot
 fitted to their published measurements or, by `meshplan profile calibrate`, to a user's.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from costmodel.documents import require_number
+from costmodel.documents import require_number, suggestion
+from costmodel.errors import InputError
 
 Saves = Literal["residuals", "inputs"]
 Reruns = Literal["blocks", "layers", "whole_layers"]
+
+WORDS: dict[str, tuple[str, ...]] = {"reruns": get_args(Reruns), "saves": get_args(Saves)}
+"""Fields that are one of some words."""
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +114,10 @@ _SHARES = (
 
 
 def check_stack(stack: Stack, path: str, code: str = "MP182") -> None:
-    """Raises InputError for a stack with impossible numbers; `path` is where it stands in its document."""
+    """Raises InputError for a stack with impossible numbers or words; `path` is where it stands in its document."""
+    for field, words in WORDS.items():
+        if (word := getattr(stack, field)) not in words:
+            raise InputError(code, f"{path}.{field} is {word!r}", suggestion(str(word), words, "it is one of"))
     for field in stack.__struct_fields__:
         value = getattr(stack, field)
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,11 +1,11 @@
 """Constants of a software stack that are written among a strategy: ``dp=8,microbatch=1,stack=selene,step_s=0.2``."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from costmodel.documents import suggestion
 from costmodel.errors import InputError
-from costmodel.stack import Reruns, Stack
+from costmodel.stack import WORDS, Stack
 from planner.strategy.strategy import AnyStrategy, on_or_off
 
 STACK = "stack"
@@ -45,10 +45,9 @@ def constant_value(key: str, value: Any) -> Any:
         return value
     if key in ("flat_state", "pooled"):
         return on_or_off(key, value)
-    if key == "reruns":
-        words = get_args(Reruns)
-        if value not in words:
-            raise InputError("MP182", f"reruns={value} is not known", suggestion(value, words, "it is one of"))
+    if key in WORDS:
+        if value not in WORDS[key]:
+            raise InputError("MP182", f"{key}={value} is not known", suggestion(value, WORDS[key], "it is one of"))
         return value
     try:
         return int(value) if key == "reserve_bytes" else float(value)

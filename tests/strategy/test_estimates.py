@@ -337,6 +337,7 @@ def test_short_parts_of_activations_stall_each_microbatch(schedule: str) -> None
         ("dp=2,microbatch=1,stack=nothing", 32, "MP187"),
         ("dp=2,microbatch=1,step_s=much", 32, "MP182"),
         ("dp=2,microbatch=1,reruns=layer", 32, "MP182"),
+        ("dp=2,microbatch=1,saves=residual", 32, "MP182"),
         ("pp=2,microbatch=1,schedule=layer-major", 32, "MP180"),
         ("pp=2,microbatch=1,schedule=nothing", 32, "MP180"),
         ("pp=2,microbatch=1,schedule=zb-v,interleave=3", 32, "MP180"),

@@ -8,6 +8,7 @@ import pytest
 
 import planner
 from costmodel.cluster import parse_cluster
+from costmodel.errors import InputError
 from costmodel.sharding import split_factor
 from costmodel.stack import Stack
 from planner.models import moe, t5
@@ -148,3 +149,18 @@ def test_frameworks_keep_of_a_user_s_remat_what_it_does() -> None:
     estimator = planner.Estimator(model=task, cluster=CLUSTER, stack=Stack(name="one", saves="inputs"))
     saved_bytes = estimator("microbatch=8", 8).memory[0].saved_bytes
     assert layers <= saved_bytes / (8 * width * 4) <= layers + 1  # and one for the loss
+
+
+def test_what_a_stack_saves_may_be_written_among_a_strategy() -> None:
+    text = "pp=2,microbatch=2,attention=flash"
+    written = planner.Estimator(model=TASK, cluster=CLUSTER, stack=Stack(name="one"))(f"{text},saves=inputs", 8)
+    given = planner.Estimator(model=TASK, cluster=CLUSTER, stack=Stack(name="one", saves="inputs"))(text, 8)
+    assert written.memory == given.memory
+
+
+@pytest.mark.parametrize(("words", "field"), [({"reruns": "layer"}, "reruns"), ({"saves": "input"}, "saves")])
+def test_a_stack_of_unknown_words_is_refused(words: dict[str, str], field: str) -> None:
+    stack = Stack(name="one", **words)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"the stack.{field} is '{words[field]}'") as caught:
+        planner.Estimator(model=TASK, cluster=CLUSTER, stack=stack)("microbatch=2", 8)
+    assert caught.value.code == "MP182" and f"{words[field]}s" in caught.value.hint
