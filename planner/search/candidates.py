@@ -309,8 +309,8 @@ class Candidates:
         return problem if self.restrict is None else self.restrict(space, problem)
 
     def free(self, pool: DeviceGroup, mesh: Mesh, microbatch: int, setting: Setting) -> Solution:
-        """The fastest assignment without remat, memory aside; the same for every number of stages."""
-        key = (pool.name, mesh, microbatch, setting.microbatches)
+        """The fastest assignment without remat, memory aside; the same for every number of stages that accumulate."""
+        key = (pool.name, mesh, microbatch, setting.microbatches, setting.accumulates)
         if key not in self._free:
             self._free[key] = solve(
                 self._problem(self.space(pool, mesh, microbatch), setting, math.inf), budget=SearchBudget()

@@ -1,5 +1,6 @@
 """What a step is made of, what microbatches cost, and where figures come from, in pinned plans."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,10 @@ from planner.models import gpt
 from planner.op_findings import op_findings
 from planner.search.candidates import Candidates, Facts
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
+from planner.search.problem import evaluate
 from planner.search.score import Score
 from planner.space.accumulation import accumulated_bytes
+from planner.space.setting import Setting
 from tests.lowering.test_collectives import node_of_h100
 
 PRICED = ("matmul_efficiency", "bandwidth_efficiency", "launch_s")
@@ -47,6 +50,10 @@ def stage(*pools: int, blocks: int | None = None, devices: int = 1) -> StagePin:
 @pytest.fixture(scope="module")
 def tied() -> Score:
     return scored(TIED, stage(0, blocks=3), stage(1, blocks=3), pools=(1, 1))
+
+
+def setting_of(microbatches: int, stages: int) -> Setting:
+    return Setting(microbatches=microbatches, stages=stages, in_flight=1, remat="none")
 
 
 def total_s(score: Score) -> float:
@@ -95,15 +102,36 @@ def test_each_microbatch_adds_its_gradient_in_the_accumulators_split() -> None:
     assert moved == 3 * 4096**2 * 4
     kind = decision.space.pricing.kind
     assert added_s == pytest.approx(op_time_s(0.0, moved, "float32", kind, is_matmul=False))
-    node = decision.space.prices.nodes[decision.space.index["param", "w"]]
-    assert node.backward_s == pytest.approx(added_s)  # the search sees it too
+    index = decision.space.index["param", "w"]
+    assert decision.space.prices.nodes[index].adding_s == pytest.approx(added_s)
+    once, twice, staged = (  # the search sees it too: of each microbatch, and of one that is added to nothing none
+        decision.space.problem(setting, limit_bytes=math.inf).nodes[index]
+        for setting in (setting_of(1, 1), setting_of(2, 1), setting_of(1, 2))
+    )
+    assert twice.time_s - once.time_s == pytest.approx(2 * added_s)
+    assert staged.time_s - once.time_s == pytest.approx(added_s)
     decision, added_s, split = cost(4)
     parts = moved / split
     assert parts in (1.0, 4.0) and added_s == pytest.approx(
         op_time_s(0.0, split, "float32", decision.space.pricing.kind, is_matmul=False)
     )
     node = decision.space.prices.nodes[decision.space.index["param", "w"]]
-    assert max(node.backward_s) == pytest.approx(4 * min(node.backward_s))  # replicated, and split over the axis
+    assert 0 < max(node.adding_s) == pytest.approx(4 * min(node.adding_s))  # replicated, and split over the axis
+
+
+def test_a_bound_of_stages_that_accumulate_is_none_of_one_that_does_not() -> None:
+    """Programs of several stages add gradients of one microbatch too, that of one stage does not."""
+    cluster, graph = node_of_h100(2), model_graph(capture(TIED, 8))
+    pool = cluster.groups[0]
+    candidates = Candidates(cluster=cluster, graph_of=lambda size: graph, facts={pool.device.name: Facts(pool.device)})
+    found = {}
+    for stages in (2, 1):
+        setting = setting_of(1, stages)
+        found[stages] = decision = candidates.decide(pool, (2,), 8, setting)
+        assert decision is not None
+        problem = decision.space.problem(setting, limit_bytes=math.inf)
+        assert decision.bound_s <= evaluate(problem, decision.choice).time_s * (1 + 1e-9)
+    assert found[1].bound_s < found[2].bound_s
 
 
 def task_of(loss: Callable[[Any, Any], Any]) -> TrainingTask:
