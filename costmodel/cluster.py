@@ -296,12 +296,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         raise KeyError(f"cluster {self.name!r} has no link between {source!r} and {target!r}")
 
     def fingerprint_payload(self) -> dict[str, Any]:
-        """What makes two clusters the same for a plan, as plain data to hash: everything but text and prices."""
+        """What makes two clusters the same for a plan, as plain data to hash: everything but text, prices and what is
+        of fused attention, which no plan has (`planner.strategy` estimates it)."""
         payload = msgspec.to_builtins(self)
         for group in payload["group"]:
             group.pop("price_per_device_hour")
-            for text in ("vendor", "source", "notes", "provenance", "jax_names"):
-                group["device"].pop(text)
+            for field in ("vendor", "source", "notes", "provenance", "jax_names", "attention_efficiency"):
+                group["device"].pop(field)
         return payload
 
 

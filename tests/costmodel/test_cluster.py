@@ -124,9 +124,12 @@ def test_provenance_of_a_peak_falls_back_to_the_whole_field():
     assert one.provenance_of("peak_flops_per_s.bfloat16") == "measured"
 
 
-def test_fingerprint_payload_ignores_text_and_prices_only():
+def test_fingerprint_payload_ignores_text_prices_and_fused_attention_only():
     plain = parse(group())
     priced = parse(group(price_per_device_hour=2.0))
+    (own,) = plain.groups
+    fused = msgspec.structs.replace(own, device=msgspec.structs.replace(own.device, attention_efficiency=0.7))
+    assert plain.fingerprint_payload() == msgspec.structs.replace(plain, groups=(fused,)).fingerprint_payload()
     slower = parse(group(inter={**INTER, "bandwidth_bytes_per_s": 50e9}))
     assert plain.fingerprint_payload() == priced.fingerprint_payload()
     assert plain.fingerprint_payload() != slower.fingerprint_payload()
