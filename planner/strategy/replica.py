@@ -176,4 +176,4 @@ def _sized(group: Group, ops: Mapping[str, Op]) -> Group:
     return replace(group, ops=tuple(ops[op.name] for op in group.ops))
 
 
-__all__ = ["replica_decision"]
+__all__ = ["AlikeDecision", "alike_decision", "replica_decision"]

@@ -390,22 +390,23 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
             misaligned=a.kernels.misaligned,
         )
         moves = {remat: Moves(m.keys, _line(m.amounts, b.moves[remat].amounts, t)) for remat, m in a.moves.items()}
-        sizes = {
-            name: float(_line(np.float64(getattr(a, name)), np.float64(getattr(b, name)), t))
-            for name in ("entry_bytes",)
-        }
         saved = {
             saves: Saved(
-                *(
-                    float(_line(np.float64(getattr(one, name)), np.float64(getattr(b.saved[saves], name)), t))
-                    for name in ("kept_bytes", "core_bytes")
-                )
+                _between(own.kept_bytes, b.saved[saves].kept_bytes, t),
+                _between(own.core_bytes, b.saved[saves].core_bytes, t),
             )
-            for saves, one in a.saved.items()
+            for saves, own in a.saved.items()
         }
+        entry_bytes = _between(a.entry_bytes, b.entry_bytes, t)
         group_bytes = _line(a.group_bytes, b.group_bytes, t)
-        classes[key] = replace(a, kernels=kernels, moves=moves, group_bytes=group_bytes, saved=saved, **sizes)
+        classes[key] = replace(
+            a, kernels=kernels, moves=moves, saved=saved, entry_bytes=entry_bytes, group_bytes=group_bytes
+        )
     return Work(microbatch, classes, one.leaves, one.order, _line(one.border_bytes, other.border_bytes, t))
+
+
+def _between(a: float, b: float, t: float) -> float:
+    return a + t * (b - a)
 
 
 def _line(a: Floats, b: Floats, t: float) -> Floats:
