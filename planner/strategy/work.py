@@ -171,6 +171,7 @@ def _class_work(
     core: list[bool] = []
     flash: list[bool] = []
     weight: list[float] = []
+    done: set[tuple[str, Spec]] = set()  # what a product has cast
     for op in cls.ops:
         strategy = decision.op_strategies[key][op.name]
         ahead, back = space.pricing.timed_kernels(op, strategy, cls.tensors, space.traffic[key])
@@ -185,7 +186,7 @@ def _class_work(
             kind = space.pricing.kind
             own = peak_flops_per_s(op_dtype(op, cls.tensors), kind, is_matmul=True).value
             faster = own / peak_flops_per_s(matmul_dtype, kind, is_matmul=True).value
-            casts = _casts(op, cls, strategy, space, frozenset(of_weights))
+            casts = _casts(op, cls, strategy, space, frozenset(of_weights), done)
             ahead, back = (
                 (*(replace(k, matmul_s=k.matmul_s * faster) for k in run), *own_casts)
                 for run, own_casts in zip((ahead, back), casts, strict=True)
@@ -230,20 +231,24 @@ def _casts(
     strategy: Codes,
     space: ModelSpace,
     of_weights: frozenset[str],
+    done: set[tuple[str, Spec]],
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """Kernels that bring a product's activations, and backward its result's cotangent, into a dtype of one byte: each
     is read once and written twice, as rows and as columns, since the products of both passes contract other dims.
-    Weights are cast once a step, which is not counted."""
+    Weights are cast once a step, which is not counted.
+
+    Args:
+        done: activations that products before have cast (queries, keys and values read one); those of this are added.
+    """
 
     def cast(tensor: Tensor, spec: Spec) -> Kernel:
         moved = tensor.bytes * (1.0 + 2.0 / tensor.itemsize) / split_factor(spec, space.mesh)
         return Kernel(0.0, 0.0, moved / space.pricing.kind.memory_bandwidth_bytes_per_s, 1.0)
 
-    ahead = tuple(
-        cast(cls.tensors[name], operand_spec(op, at, strategy))
-        for at, name in enumerate(op.inputs[:2])
-        if name and name not in of_weights
-    )
+    operands = ((name, operand_spec(op, at, strategy)) for at, name in enumerate(op.inputs[:2]))
+    new = [value for value in operands if value[0] and value[0] not in of_weights and value not in done]
+    done.update(new)
+    ahead = tuple(cast(cls.tensors[name], spec) for name, spec in new)
     return ahead, (cast(cls.tensors[op.outputs[0]], result_spec(op, 0, strategy)),)
 
 

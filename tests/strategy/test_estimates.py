@@ -92,6 +92,24 @@ def test_blocks_cost_what_the_search_charges_for_the_same_decision(tp: int, sp: 
         assert work.classes[key].saved["residuals"].kept_bytes == pytest.approx(one["none"].costs[key].saved_bytes)
 
 
+def test_products_of_one_byte_cast_each_activation_once_and_each_cotangent() -> None:
+    """What queries, keys and values read, what attention mixes, what gate and up read, what down reads; read in 16 bits
+    and written twice in 8. Backward the cotangents of all seven results."""
+    hidden, heads, kv_heads, ffn, positions = 512, 8, 4, 1408, 3 * 256
+    task = llama(hidden=hidden, layers=4, heads=heads, kv_heads=kv_heads, vocab=16384, seq=256, ffn=ffn)
+    both = {which: decision(1, 3, remat=which, task=task) for which in ("none", "full")}
+    plain, cast = (work_of(both, "graph", dtype).classes for dtype in (None, "int8"))
+    (key,) = (key for key, one in plain.items() if one.layered)
+    seconds = {
+        way: [one[key].kernels.memory_s[one[key].backward == way].sum() for one in (plain, cast)]
+        for way in (False, True)
+    }
+    of_one = positions * (2 + 2 * 1) / KIND.memory_bandwidth_bytes_per_s
+    assert seconds[False][1] - seconds[False][0] == pytest.approx((3 * hidden + ffn) * of_one)
+    results = 3 * hidden + 2 * hidden * kv_heads / heads + 2 * ffn
+    assert seconds[True][1] - seconds[True][0] == pytest.approx(results * of_one)
+
+
 def _accumulated(one: Decision, key: str) -> float:
     """Adding gradients of microbatches up, which estimates charge to the stage."""
     from planner.space.accumulation import accumulate_s
