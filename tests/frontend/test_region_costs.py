@@ -88,6 +88,17 @@ def test_a_body_under_checkpoint_runs_again_for_its_backward() -> None:
     assert again.inside_backward.matmul_flops == (("bfloat16", 2 * 3 * FLOPS),)
 
 
+def test_a_body_s_last_product_does_not_run_again() -> None:
+    """Nothing of the backward pass reads its result."""
+
+    def body(w):
+        return lambda c, _: (c + jnp.tanh(c @ w) @ w, None)
+
+    again = one(lambda w, x: lax.scan(jax.checkpoint(body(w)), x, None, length=2)[0], W, X, name="scan.0").op
+    assert again.inside_backward is not None
+    assert again.inside_backward.matmul_flops == (("bfloat16", 2 * (4 + 1) * FLOPS),)
+
+
 def test_an_open_loop_counts_one_trip_and_names_its_line() -> None:
     def loop(w, x):
         return lax.while_loop(lambda c: c.sum() < 5, lambda c: c @ w, x)

@@ -12,6 +12,7 @@ from costmodel.traffic import Traffic, has_backward
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Equation, Value
 from planner.frontend.joint import Joined
+from planner.space.backward import done_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ def forward_amount(joined: Joined) -> Amount:
 
 
 def backward_amount(joined: Joined) -> Amount:
-    """What the backward pass of a program takes, running again what the user wrapped in ``jax.checkpoint``."""
+    """What the backward pass of a program takes, running again what it needs of what the user wrapped in
+    ``jax.checkpoint``; whatever a policy keeps of that."""
     tensors = _tensors(joined)
     traffic = _traffic(joined, tensors)
+    again = done_again(tuple(joined.ops.values()), tensors, frozenset(), full=False).runs
     total, fused = Amount(), False
     for op in joined.ops.values():
-        if op.scope >= 0:
+        if op.name in again:
             total += _forward(op, tensors, traffic)
         if not has_backward(op, tensors):
             continue
