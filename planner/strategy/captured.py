@@ -3,7 +3,8 @@
 Graphs are captured at two microbatch sizes, so that the model has the same options at both: primes that have no divisor
 in common with an axis of the layout, times the devices of expert parallelism. What every strategy moves and computes
 lies on the line through them (`work.interpolated`), so that thousands of strategies cost no further capture. What was
-measured lies on no line: with a profile's products, ops or blocks a graph is captured at each size that is asked for.
+measured lies on no line: with a profile's products, ops or blocks a graph is captured at each size that is asked for, and
+so is that of a function that runs other ops at other sizes.
 """
 
 import math
@@ -25,7 +26,7 @@ from planner.space.setting import Remat, Setting
 from planner.strategy.one_program import StepBytes, step_bytes
 from planner.strategy.replica import alike_decision, replica_decision
 from planner.strategy.restricted import Role, choose
-from planner.strategy.sized import sized_graph
+from planner.strategy.sized import same_ops, sized_graph
 from planner.strategy.strategy import Attention, Strategy
 from planner.strategy.work import Work, interpolated, work_of
 
@@ -48,6 +49,7 @@ class CapturedModel:
     _samples: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
     _work: dict[tuple[_Layout, int], Work] = field(default_factory=dict)
     _decisions: dict[tuple[_Layout, int], Decision] = field(default_factory=dict)
+    _lines: dict[tuple[int, int], bool] = field(default_factory=dict)
     _sized: dict[tuple[int, int, int], ModelGraph] = field(default_factory=dict)
     _alike: dict[tuple[_Layout, int, Remat, int, bool], Decision] = field(default_factory=dict)
     _steps: dict[tuple[_Layout, int, int, int, Remat, bool], StepBytes] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class CapturedModel:
         """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there."""
         layout, examples = _layout(facts, strategy), strategy.microbatch * strategy.ep
         at = (layout, examples)
-        if at not in self._work and facts.measured_any:
+        if at not in self._work and (facts.measured_any or not self._lies_on_lines(strategy)):
             self._work[at], _ = self._captured(facts, layout, examples, None)
         elif at not in self._work:
             samples = []
@@ -90,6 +92,15 @@ class CapturedModel:
                 samples.append(self._samples[layout, size])
             self._work[at] = interpolated(samples[0], samples[1], examples)
         return self._work[at]
+
+    def _lies_on_lines(self, strategy: Strategy) -> bool:
+        """Whether the model runs the same ops at the sizes that lines are drawn through: a function may look at how many
+        examples it gets."""
+        sizes = _sizes(strategy)
+        if sizes not in self._lines:
+            one, other = map(self.graph, sizes)
+            self._lines[sizes] = same_ops(one, other)
+        return self._lines[sizes]
 
     def step_bytes(self, facts: Facts, strategy: Strategy, *, accumulates: bool) -> StepBytes:
         """Bytes on a device of a strategy whose step is one program (`is_one_program`).

@@ -31,6 +31,16 @@ def sized_graph(one: ModelGraph, other: ModelGraph, microbatch: int) -> ModelGra
     return replace(one, microbatch=microbatch, classes=classes, values=line.tensors(one.values, other.values))
 
 
+def same_ops(one: ModelGraph, other: ModelGraph) -> bool:
+    """Whether two captures of a model have the same blocks of the same ops."""
+
+    def ops(graph: ModelGraph) -> list[list[tuple[str, str]]]:
+        classes = {key: [(op.name, op.primitive) for op in cls.ops] for key, cls in graph.classes.items()}
+        return [classes[block.class_key] for block in graph.blocks]
+
+    return one is other or ops(one) == ops(other)
+
+
 class _Line:
     """Whole numbers on the line through two captures, rounded up where the line has none."""
 
@@ -60,4 +70,4 @@ class _Line:
         return replace(a, ops=ops, tensors=self.tensors(a.tensors, b.tensors))
 
 
-__all__ = ["sized_graph"]
+__all__ = ["same_ops", "sized_graph"]
