@@ -3,8 +3,8 @@
 Graphs are captured at two microbatch sizes, so that the model has the same options at both: primes that have no divisor
 in common with an axis of the layout, times the devices of expert parallelism. What every strategy moves and computes
 lies on the line through them (`work.interpolated`), so that thousands of strategies cost no further capture. What was
-measured lies on no line: with a profile's products, ops or blocks a graph is captured at each size that is asked for, and
-so is that of a function that runs other ops at other sizes.
+measured lies on no line: with a profile's products, ops or blocks a graph is captured at each size that is asked for,
+and so is that of a function that runs other ops at other sizes.
 """
 
 import math
@@ -94,8 +94,8 @@ class CapturedModel:
         return self._work[at]
 
     def _lies_on_lines(self, strategy: Strategy) -> bool:
-        """Whether the model runs the same ops at the sizes that lines are drawn through: a function may look at how many
-        examples it gets."""
+        """Whether the model runs the same ops at both sizes that lines are drawn through: a function may look at how
+        many examples it gets."""
         sizes = _sizes(strategy)
         if sizes not in self._lines:
             one, other = map(self.graph, sizes)
