@@ -29,7 +29,7 @@ from profiles.tables import read_table
 KIND = "GH200-96GB"
 NODE = Fabric(KIND, 4, 150e9, 100e9, nics=4)
 GPU, TP = "GH-96", 4
-STACK = Stack(name="sailor", pooled=True)
+STACK = Stack(name="sailor", pooled=True, saves="inputs", reruns="whole_layers")
 
 TIME = (Constant("inter_share", 0.3, 1.7, 0.0, 1.0),)
 MEMORY = (Constant("reserve_bytes", 3e9, 2.0), Constant("fragmentation", 1.1, 1.2))
