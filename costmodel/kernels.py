@@ -223,12 +223,12 @@ def product_shape(op: Op, strategy: Strategy, mesh: Sequence[int]) -> Shape:
         size = factor.size / parts.get(index, 1)
         if index not in result:
             k *= size
-        elif index in one and index not in other:
-            m *= size
         elif index in other and index not in one:
             n *= size
-        else:
+        elif index in other:
             count *= size
+        else:  # of the first operand, or of neither: positions that a window is moved to
+            m *= size
     return count, m, k, n
 
 
