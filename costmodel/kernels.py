@@ -2,6 +2,7 @@
 
     R1  time = max(matmul / (efficiency * shape) + vector,  memory / bandwidth_efficiency,  launches * launch)
     R2  shape = k/(k + k0) * a/(a + a0)                      of products [m, k] @ [k, n] whose results have a elements,
+                1/(1 + sqrt(k0 a0/(k a)))^2                  where a0/a > k0/k, their contraction split;
                                                              times `misaligned_efficiency` where k or n is no multiple
                                                              of 8 elements of 16 bits
 
@@ -9,8 +10,9 @@ with `matmul`, `vector` and `memory` the seconds at full rate of the matrix unit
 the roofline of Williams, Waterman and Patterson (2009) with a launch floor. R2 is a saturation law: a product's start
 (filling pipelines, loading the first tiles) costs as much as `k0` more steps of its contraction; and its result is made
 in waves of tiles, one for each multiprocessor, the last of which is half empty on average, so that `a0` is half a wave
-(108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). What training runs of
-A100s fit best is smaller (`profiles/stacks`): their kernels hide part of both.
+(108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). A deep product of few results, as weight gradients are,
+is split along its contraction: in s parts it makes s a elements of depth k/s, which is fastest at s^2 = k a0/(k0 a); adding
+the parts up is not counted.
 
 Where products were measured on the device, one of their range takes what `matmul_table` interpolates between them (L4),
 in place of its part of R1 and of R2.
@@ -83,7 +85,8 @@ def shape_share(kernel: Kernel, kind: DeviceKind) -> float:
     share = kind.misaligned_efficiency if kernel.misaligned else 1.0
     if kernel.dims is not None:
         area, depth = kernel.dims
-        share *= depth / (depth + kind.matmul_half_depth) * area / (area + kind.matmul_half_area)
+        few, shallow = kind.matmul_half_area / area, kind.matmul_half_depth / depth
+        share /= (1.0 + math.sqrt(few * shallow)) ** 2 if few > shallow else (1.0 + few) * (1.0 + shallow)
     return share
 
 
@@ -133,7 +136,10 @@ def kernels_s(
 ) -> Floats:
     """R1 and R2 for arrays that broadcast against each other; `dims` has a and k along its last dim."""
     halves = np.array([kind.matmul_half_area, kind.matmul_half_depth])
-    share = np.prod(1.0 / (1.0 + halves / dims), axis=-1) * np.where(misaligned, kind.misaligned_efficiency, 1.0)
+    lost = halves / dims
+    split = (1.0 + np.sqrt(np.prod(lost, axis=-1))) ** 2
+    slower = np.where(lost[..., 0] > lost[..., 1], split, np.prod(1.0 + lost, axis=-1))
+    share = np.where(misaligned, kind.misaligned_efficiency, 1.0) / slower
     busy_s = matmul_s / (kind.matmul_efficiency * share) + vector_s
     return np.maximum(np.maximum(busy_s, memory_s / kind.bandwidth_efficiency), launches * kind.launch_s)
 
