@@ -10,9 +10,9 @@ with `matmul`, `vector` and `memory` the seconds at full rate of the matrix unit
 the roofline of Williams, Waterman and Patterson (2009) with a launch floor. R2 is a saturation law: a product's start
 (filling pipelines, loading the first tiles) costs as much as `k0` more steps of its contraction; and its result is made
 in waves of tiles, one for each multiprocessor, the last of which is half empty on average, so that `a0` is half a wave
-(108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). A deep product of few results, as weight gradients are,
-is split along its contraction: in s parts it makes s a elements of depth k/s, which is fastest at s^2 = k a0/(k0 a); adding
-the parts up is not counted.
+(108 multiprocessors with tiles of 128 x 256 are 1.8e6 elements). A deep product of few results, as weight gradients
+are, is split along its contraction: in s parts it makes s a elements of depth k/s, which is fastest at
+s^2 = k a0/(k0 a); adding the parts up is not counted.
 
 Where products were measured on the device, one of their range takes what `matmul_table` interpolates between them (L4),
 in place of its part of R1 and of R2.
@@ -228,7 +228,7 @@ def product_shape(op: Op, strategy: Strategy, mesh: Sequence[int]) -> Shape:
     for index, factor in enumerate(op.factors):
         size = factor.size / parts.get(index, 1)
         if index not in result:
-            k *= size
+            k *= size if index in other else 1.0  # not the positions of an image: a window's are in the other operand
         elif index in other and index not in one:
             n *= size
         elif index in other:

@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax import lax
 
 from costmodel.device_kind import DeviceKind
 from costmodel.graph import Factor, Op, Tensor
@@ -13,11 +17,15 @@ from costmodel.kernels import (
     Kernel,
     KernelTable,
     backward_kernels,
+    backward_shapes,
     forward_kernels,
     kernel_s,
     product_shape,
     shape_share,
 )
+from planner.frontend.capture import capture
+from planner.frontend.graph import model_graph
+from planner.frontend.task import TrainingTask
 
 KIND = DeviceKind(
     name="x",
@@ -55,8 +63,40 @@ def test_a_product_of_half_depth_runs_at_half_the_rate_and_so_does_one_of_half_a
     huge = Kernel(1.0, 0.0, 0.0, 1.0, (1e15, 1e9))
     assert shape_share(huge, KIND) == pytest.approx(1.0, rel=1e-6)
     assert shape_share(Kernel(1.0, 0.0, 0.0, 1.0, (1e15, 100.0)), KIND) == pytest.approx(0.5, rel=1e-6)
-    assert shape_share(Kernel(1.0, 0.0, 0.0, 1.0, (1e6, 1e9)), KIND) == pytest.approx(0.5, rel=1e-6)
+    assert shape_share(Kernel(1.0, 0.0, 0.0, 1.0, (1e6, 100.0)), KIND) == pytest.approx(0.25, rel=1e-6)
     assert kernel_s(huge, KIND) == pytest.approx(1 / 0.8, rel=1e-6)
+
+
+@pytest.mark.parametrize(("area", "depth"), [(1e4, 1e5), (3e5, 4000.0), (1e6, 200.0)])
+def test_a_deep_product_of_few_results_is_split_as_is_fastest(area: float, depth: float) -> None:
+    """Half a wave is 1e6 elements, half depth 100."""
+
+    def in_parts(parts: float) -> float:
+        return (depth / parts) / (depth / parts + 100.0) * parts * area / (parts * area + 1e6)
+
+    best = max(in_parts(parts) for parts in np.geomspace(1.0, 1e4, 20_001))
+    assert shape_share(Kernel(1.0, 0.0, 0.0, 1.0, (area, depth)), KIND) == pytest.approx(best, rel=1e-6)
+    assert best > in_parts(1.0)
+
+
+def test_the_weight_gradient_of_a_convolution_sums_over_positions() -> None:
+    images, side, channels = 2, 32, 16
+    kernels = [jax.ShapeDtypeStruct((3, 3, channels, channels), jnp.float32)] * 2
+
+    def loss(params, batch):
+        x = batch
+        for kernel in params:
+            x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.mean(x**2)
+
+    batch = jax.ShapeDtypeStruct((images, side, side, channels), jnp.float32)
+    task = TrainingTask(loss_fn=loss, params=kernels, batch=batch, optimizer=optax.sgd(0.1))
+    graph, rows = model_graph(capture(task, images)), images * side * side
+    convolutions = [(cls, op) for cls in graph.classes.values() for op in cls.ops if op.work == "conv"]
+    assert convolutions
+    for cls, op in convolutions:
+        assert product_shape(op, (), ()) == (1, rows, 9 * channels, channels)
+        assert (1, 9 * channels, rows, channels) in backward_shapes(op, (), (), cls.tensors)
 
 
 def test_a_kernel_takes_what_binds_it() -> None:
