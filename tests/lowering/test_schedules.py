@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from costmodel.errors import InputError
+from costmodel.schedule.actions import format_actions
+from costmodel.schedule.early_backward import hetero_1f1b
 from costmodel.schedule.validate import in_flight
 from costmodel.simulate import StageTimes, simulate
 from planner.check.figures import device_bytes
@@ -31,6 +33,8 @@ STRAIGHT, LOOPED = (1, 2, 4), (2, 4)  # devices of each actor
 SCHEDULES = {
     "gpipe": STRAIGHT,
     "1f1b": STRAIGHT,
+    "dapple-pa": STRAIGHT,
+    "dapple-pb": STRAIGHT,
     "zb-h1": STRAIGHT,
     "zb-h2": STRAIGHT,
     "interleaved": LOOPED,
@@ -120,6 +124,22 @@ def test_a_stage_of_several_groups_needs_a_schedule_with_shares() -> None:
             gentle(TINY["gpt"](dtype="float32")), stages, slow_cluster(2, 2, 4), microbatch=4, microbatches=4,
             schedule="hetero-1f1b",
         )  # fmt: skip
+
+
+def test_early_forwards_that_hide_slow_links() -> None:
+    """1F1B with warm-ups of its own, put into the plan of plain 1F1B."""
+    task = gentle(TINY["gpt"](dtype="float32"))
+    plan = scheduled_plan(task, "1f1b", STRAIGHT)
+    early = hetero_1f1b(3, plan.microbatches, delays_s=[1.0, 0.5], stage_times_s=1.0)
+    actors = tuple(
+        msgspec.structs.replace(actor, actions=format_actions(own.actions), warm_up=own.warm_up)
+        for actor, own in zip(plan.schedule.actors, early.actions, strict=True)
+    )
+    assert actors != plan.schedule.actors
+    plan = msgspec.structs.replace(plan, schedule=msgspec.structs.replace(plan.schedule, actors=actors))
+    trainer = assert_equals_one_device(task, plan)
+    assert isinstance(trainer, PipelineTrainer)
+    assert_peaks(trainer, plan)
 
 
 @pytest.mark.parametrize(
