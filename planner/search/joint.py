@@ -76,6 +76,7 @@ class Request:
         sizes: microbatch sizes to try, largest first.
         schedule: a name, ``auto`` for the best of all and of those made for the layout, None for the best of the usual.
         stages, pins: what the user fixed.
+        chunks: virtual stages a stage under a schedule that leaves them open, None to choose.
         restrict, remats: what a strategy leaves of the space.
         one_group: carried state goes from microbatch to microbatch, so one group runs all of a stage's.
     """
@@ -88,6 +89,7 @@ class Request:
     schedule: str | None = None
     stages: int | None = None
     pins: tuple[StagePin, ...] | None = None
+    chunks: int | None = None
     restrict: Restrict | None = None
     remats: tuple[Remat, ...] = ("none", "full")
     one_group: bool = False
@@ -188,7 +190,8 @@ class _Search:
                 self._offer(made)
 
     def _pinned(self, pins: tuple[StagePin, ...]) -> None:
-        require_stages(self.request.schedule, len(pins), len(pins), most_stages(self.first))
+        asked, count = self.request.schedule, len(pins)
+        require_stages(asked, count, count, most_stages(self.first), chunks=self.request.chunks)
         failure: InfeasibleError | None = None
         for done, size in enumerate(self.request.sizes):
             self.say("searching", done, len(self.request.sizes))
@@ -341,7 +344,7 @@ class _Search:
     def _offer_all(self, layout: Layout) -> list[Score]:
         """Offers a layout under each schedule that may be best; returns what it became."""
         best_s = self.best.time_s if self.best else np.inf
-        every = list(under_schedules(layout, self.request.schedule, best_s))
+        every = list(under_schedules(layout, self.request.schedule, best_s, chunks=self.request.chunks))
         for found in every:
             self._offer(found)
         straight = [found for found in every if found.straight]

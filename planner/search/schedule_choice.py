@@ -87,12 +87,13 @@ def least_stages(asked: str | None) -> int:
     return 1 if asked is None or asked == "auto" or asked in ANY_STAGES else 2
 
 
-def require_stages(asked: str | None, least: int, most: int, cuts: int) -> int:
+def require_stages(asked: str | None, least: int, most: int, cuts: int, *, chunks: int | None = None) -> int:
     """The least number of stages that a schedule can have.
 
     Args:
         least, most: that devices, blocks and pins allow.
         cuts: into how many (virtual) stages the model can be cut.
+        chunks: virtual stages a stage, where a schedule leaves them open; None takes the fewest.
 
     Raises:
         InputError: MP164, there is no such number.
@@ -105,10 +106,12 @@ def require_stages(asked: str | None, least: int, most: int, cuts: int) -> int:
         message = f"schedule {asked} needs a pipeline of at least {wanted} stages, and there can be {have}"
         raise InputError("MP164", message, "allow more stages, devices or blocks, or use 1f1b or gpipe")
     family = schedule_family(asked)
-    virtual = wanted if family.chunks == "layers" else family.virtual_stages(wanted)
+    fixed = {} if chunks is None else {"chunks": chunks}
+    virtual = wanted if family.chunks == "layers" else family.virtual_stages(wanted, **fixed)
     if virtual > cuts:
         message = f"schedule {asked} on {wanted} stages runs {virtual} virtual stages, the model can be cut into {cuts}"
-        raise InputError("MP164", message, "ask for fewer stages, or for a schedule of one range of blocks a stage")
+        less = "ask for fewer stages" + ("" if chunks is None else f" or fewer than {chunks} parts of each")
+        raise InputError("MP164", message, f"{less}, or for a schedule of one range of blocks a stage")
     return wanted
 
 
@@ -134,12 +137,13 @@ def held_by_place(name: str, stages: int, microbatches: int) -> tuple[int, ...]:
     return tuple(np.maximum.accumulate(held).tolist())
 
 
-def under_schedules(layout: Layout, asked: str | None, best_s: float) -> Iterator[Score]:
+def under_schedules(layout: Layout, asked: str | None, best_s: float, *, chunks: int | None = None) -> Iterator[Score]:
     """The layout under each schedule that the request allows, those left out that take no less than `best_s` by V1 or
     V2. Where none is asked for, or ``auto``, 1F1B comes first and is always there.
 
     Args:
         layout: one entry a stage; its own schedule does not matter.
+        chunks: virtual stages a stage, where a schedule leaves them open; None tries `CHUNKS`.
     """
     costs = LayoutCosts(layout=layout)
     names = tried_schedules(asked)
@@ -153,7 +157,7 @@ def under_schedules(layout: Layout, asked: str | None, best_s: float) -> Iterato
         if several and len(names) > 1 and "shares" not in family.optional:
             continue
         plain = several and family.chunks == 1  # the bounds and caps of straight schedules are for one group a stage
-        for variant in [replace(layout, schedule=name)] if plain else _variants(layout, family, costs, asked):
+        for variant in [replace(layout, schedule=name)] if plain else _variants(layout, family, costs, asked, chunks):
             always = variant.schedule == "1f1b" or len(names) == 1 or plain
             if always or _least_s(variant, costs) < best_s:
                 found = score(variant, costs if len(variant.stages) == len(layout.stages) else None)
@@ -161,7 +165,9 @@ def under_schedules(layout: Layout, asked: str | None, best_s: float) -> Iterato
                 yield found
 
 
-def _variants(layout: Layout, family: ScheduleFamily, costs: LayoutCosts, asked: str | None) -> Iterator[Layout]:
+def _variants(
+    layout: Layout, family: ScheduleFamily, costs: LayoutCosts, asked: str | None, chunks: int | None
+) -> Iterator[Layout]:
     """The layout under a family; several for chunk counts that are open, none where it does not apply."""
     stages, microbatches = len(layout.stages), layout.microbatches
     if family.name == "hetero-1f1b":
@@ -177,7 +183,7 @@ def _variants(layout: Layout, family: ScheduleFamily, costs: LayoutCosts, asked:
     elif family.chunks == 1:
         yield replace(layout, schedule=family.name)
     else:
-        yield from _looped(layout, family)
+        yield from _looped(layout, family, CHUNKS if chunks is None else (chunks,))
 
 
 def _windows(costs: LayoutCosts) -> tuple[int, ...]:
@@ -191,13 +197,13 @@ def _windows(costs: LayoutCosts) -> tuple[int, ...]:
     return warm_ups_for_delays(each_s, delays_s(costs), memory_cap=caps).windows
 
 
-def _looped(layout: Layout, family: ScheduleFamily) -> Iterator[Layout]:
-    """The blocks cut again for the virtual stages of a looped schedule."""
+def _looped(layout: Layout, family: ScheduleFamily, counts: tuple[int, ...]) -> Iterator[Layout]:
+    """The blocks cut again for the virtual stages of a looped schedule; `counts` of them a stage where that is open."""
     stages, most = len(layout.stages), most_stages(layout.graph)
     if family.chunks == "layers":
         tried = [{"layers": most - most % stages}]
     else:
-        tried = [{"chunks": chunks} for chunks in CHUNKS] if family.chunks == "chunks" else [{}]
+        tried = [{"chunks": chunks} for chunks in counts] if family.chunks == "chunks" else [{}]
     for parameters in tried:
         virtual = family.virtual_stages(stages, **parameters)
         if not stages <= virtual <= most or (virtual == stages and family.chunks != "layers"):

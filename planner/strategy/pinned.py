@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InputError
+from costmodel.schedule.registry import schedule_family
 from planner.planfile.schema import Finding
 from planner.search.candidates import Remat, Restrict, pool_devices
 from planner.search.pinned import GroupPin, StagePin
@@ -37,6 +38,7 @@ class StrategyPins:
 
     Attributes:
         microbatch: examples of one microbatch of all replicas together.
+        chunks: parts of the model that each stage's devices run, where the schedule leaves that open; else None.
         roles: of the axes of a stage's mesh.
     """
 
@@ -45,6 +47,7 @@ class StrategyPins:
     remat: Remat
     microbatch: int
     schedule: str
+    chunks: int | None
     strategy: Strategy
     roles: tuple[Role, ...]
 
@@ -67,8 +70,6 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
     if strategy.remat == "selective":
         message = "remat=selective: a plan recomputes whole layers or nothing"
         raise InputError("MP180", message, "wrap attention in jax.checkpoint, which plans respect")
-    if strategy.interleave > 2:
-        raise InputError("MP180", f"interleave={strategy.interleave}: plans know two parts a stage", "interleave=2")
     named: tuple[tuple[int, Role], ...] = (
         (strategy.dp // strategy.ep, "batch"),
         (strategy.ep, "expert"),
@@ -82,6 +83,7 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         raise InputError("MP180", message, "leave degrees at 1; ep equal to dp is one axis with it")
     mesh, roles = tuple(size for size, _ in axes), tuple(role for _, role in axes)
     sp, zero = strategy.sp, strategy.zero
+    schedule = "interleaved" if strategy.interleave > 1 and strategy.schedule == "1f1b" else strategy.schedule
 
     def restrict(space: ModelSpace, problem: IntraOpProblem) -> IntraOpProblem:
         return restricted(space, problem, roles, sp=sp, zero=zero)
@@ -91,10 +93,30 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         restrict=restrict,
         remat="full" if strategy.remat == "full" else "none",
         microbatch=strategy.microbatch * strategy.dp,
-        schedule="interleaved" if strategy.interleave > 1 and strategy.schedule == "1f1b" else strategy.schedule,
+        schedule=schedule,
+        chunks=_chunks(strategy, schedule),
         strategy=strategy,
         roles=roles,
     )
+
+
+def _chunks(strategy: Strategy, schedule: str) -> int | None:
+    """Parts of each stage, as an estimate counts them: two, unless the strategy asks for more; None where the schedule
+    does not leave them open.
+
+    Raises:
+        InputError: MP146 for a schedule that there is not, MP180 for one of another number of parts than the strategy
+            asks for.
+    """
+    own = None if schedule == "auto" else schedule_family(schedule).chunks
+    if own == "chunks":
+        return max(2, strategy.interleave)
+    if strategy.interleave not in (1, own):
+        words = {None: "no set number of parts", 1: "one part a stage", "layers": "a part a layer"}
+        parts = words.get(own, f"{own} parts a stage")
+        message = f"interleave={strategy.interleave}: schedule {schedule} has {parts}"
+        raise InputError("MP180", message, "leave it out, or schedule=interleaved")
+    return None
 
 
 def _stages(strategy: Strategy, cluster: Cluster, mesh: tuple[int, ...]) -> tuple[StagePin, ...]:

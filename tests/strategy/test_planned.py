@@ -1,10 +1,13 @@
 """The plan that a strategy names, beside the estimate of it."""
 
+from collections import Counter
+
 import pytest
 
 import planner
 from costmodel.cluster import parse_cluster
 from costmodel.errors import InputError
+from planner.check.rules import check_plan
 from profiles.catalogue import load_catalogue
 
 GROUP = {"name": "a", "nodes": 1, "device": "A100-SXM4-80GB", "devices_per_node": 8}
@@ -37,6 +40,26 @@ def test_the_plan_has_the_strategy_s_devices_microbatches_and_schedule() -> None
     assert plan.microbatch_size == 4 and plan.microbatches == 16 and plan.schedule.name == "gpipe"
 
 
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("interleave=2,schedule=interleaved", 2),
+        ("interleave=2", 2),
+        ("interleave=3", 3),
+        ("schedule=breadth-first", 2),
+        ("interleave=3,schedule=breadth-first", 3),
+        ("interleave=2,schedule=zb-v", 2),
+    ],
+)
+def test_each_stage_s_devices_run_as_many_parts_as_the_strategy_interleaves(text: str, parts: int) -> None:
+    """With as many layers that more parts, and so a smaller bubble, would be faster."""
+    task = planner.load_task("gpt(hidden=1024,layers=12,heads=8,vocab=512,seq=512)")
+    strategy = f"pp=3,dp=2,microbatch=2,{text}"
+    plan = planner.plan(task, cluster=CLUSTER, global_batch=48, strategy=strategy, baselines=False)
+    runs = Counter(stage.groups[0].devices for stage in plan.stages)
+    assert list(runs.values()) == [parts] * 3 and check_plan(plan, CLUSTER) == ()
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_state_lies_as_zero_says(zero: int) -> None:
     plan = planned(f"dp=8,microbatch=2,zero={zero}")
@@ -57,6 +80,11 @@ def test_state_lies_as_zero_says(zero: int) -> None:
         ("dp=4,tp=4,microbatch=1", "MP183"),
         ("dp=8,microbatch=3", "MP185"),
         ("dp=8,microbatch=1,step_s=1", "MP180"),
+        ("pp=2,dp=4,microbatch=1,interleave=2,schedule=zb-h1", "MP180"),
+        ("pp=2,dp=4,microbatch=1,interleave=3,schedule=zb-v", "MP180"),
+        ("pp=2,dp=4,microbatch=1,interleave=2,schedule=layer-major", "MP180"),
+        ("pp=2,dp=4,microbatch=1,interleave=2,schedule=auto", "MP180"),
+        ("pp=2,dp=4,microbatch=1,interleave=4", "MP164"),
     ],
 )
 def test_what_a_plan_does_not_decide_is_refused(text: str, code: str) -> None:
