@@ -6,23 +6,11 @@ from collections.abc import Iterator
 from costmodel.cluster import Cluster
 from costmodel.schedule.actions import Actor
 from costmodel.units import format_bytes, format_seconds
+from planner.check.device_memory import MEMORY_ITEMS, device_bytes
 from planner.check.finding import finding, group_label, group_path, some
 from planner.check.placement import groups_of
-from planner.check.timetable import actors_of
 from planner.planfile.schema import Finding, MemoryPlan, Plan
 
-MEMORY_ITEMS = (
-    "parameters",
-    "gradients",
-    "arising",
-    "optimizer",
-    "inputs",
-    "saved",
-    "transient",
-    "buffers",
-    "update",
-    "reserve",
-)
 ROUNDING = 1e-6
 
 
@@ -44,20 +32,6 @@ def memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         message += f"{format_bytes(limit)}: {over} too much ({_largest(memory)})"
         hint = "plan again for this cluster: more stages or devices, a smaller microbatch, or remat"
         yield finding("MP620", group_path(stage, group, "memory.total_bytes"), message, hint)
-
-
-def device_bytes(plan: Plan) -> dict[Actor, int]:
-    """Bytes on each device of an actor, by its first (stage, group). Its virtual stages run one action at a time: they
-    share the reserve and the largest transient."""
-    members: dict[Actor, list[Actor]] = {}
-    for place, actor in actors_of(plan).items():
-        members.setdefault(actor, []).append(place)
-    found = {}
-    for places in members.values():
-        each = [plan.stages[p.stage].groups[p.group].memory for p in sorted(places)]
-        shared = [m.transient_bytes + m.reserve_bytes for m in each]
-        found[min(places)] = sum(m.total_bytes for m in each) - sum(shared) + max(shared)
-    return found
 
 
 def memory_adds_up(plan: Plan, cluster: Cluster) -> Iterator[Finding]:

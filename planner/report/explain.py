@@ -7,7 +7,7 @@ from typing import Any
 
 from costmodel.units import format_count, format_seconds
 from planner.arguments import require_plan
-from planner.check.figures import MEMORY_ITEMS
+from planner.check.device_memory import device_memory
 from planner.device_stages import device_stages, stage_label
 from planner.planfile.fingerprint import short_fingerprint
 from planner.planfile.schema import Finding, GroupPlan, Plan
@@ -38,9 +38,11 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """Bytes on each device of a group, item by item."""
+    """Bytes on each device of an actor, item by item, of all stages that its devices run; `stage` is the first of them,
+    `label` as in `WarmUpRow`."""
 
     stage: int
+    label: str
     group: str
     items: dict[str, int]
     total_bytes: int
@@ -246,18 +248,19 @@ def _stage_rows(plan: Plan) -> Iterator[StageRow]:
 
 
 def _memory_rows(plan: Plan) -> Iterator[MemoryRow]:
-    for at, stage in enumerate(plan.stages):
-        for group in stage.groups:
-            memory = group.memory
-            yield MemoryRow(
-                stage=at,
-                group=group.name,
-                items={name: getattr(memory, f"{name}_bytes") for name in MEMORY_ITEMS},
-                total_bytes=memory.total_bytes,
-                limit_bytes=memory.limit_bytes,
-                headroom_bytes=memory.limit_bytes - memory.total_bytes,
-                in_flight=memory.in_flight,
-            )
+    parts = device_stages(plan)
+    for memory in device_memory(plan):
+        first = memory.places[0]
+        yield MemoryRow(
+            stage=first.stage,
+            label=stage_label(parts, memory.actor.stage),
+            group=plan.stages[first.stage].groups[first.group].name,
+            items=memory.items,
+            total_bytes=memory.total_bytes,
+            limit_bytes=memory.limit_bytes,
+            headroom_bytes=memory.limit_bytes - memory.total_bytes,
+            in_flight=memory.in_flight,
+        )
 
 
 def _warm_up_rows(plan: Plan) -> Iterator[WarmUpRow]:

@@ -136,7 +136,7 @@ def _memory(explanation: Explanation) -> str:
         shares = [(f"{name} {format_bytes(count)}", count / limit) for name, count in row.items.items()]
         rows.append(
             (
-                f"{row.stage} {escape(row.group)}",
+                f"{row.label} {escape(row.group)}",
                 _bar(shares),
                 format_bytes(row.total_bytes),
                 format_bytes(row.limit_bytes),

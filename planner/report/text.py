@@ -41,7 +41,7 @@ def render_summary(explanation: Explanation) -> str:
         lines.append(f"* {GLOSSARY['binds'].replace(' (*)', '')}")
     if worst is not None:
         total, limit = format_bytes(worst.total_bytes), format_bytes(worst.limit_bytes)
-        lines.append(f"worst memory: stage {worst.stage}, {total} of {limit} a device")
+        lines.append(f"worst memory: stage {worst.label}, {total} of {limit} a device")
     lines += [*_wrap(explanation.certificate[0]), *_baseline_line(explanation)]
     errors = sum(finding.severity != "note" for finding in explanation.findings)
     if errors:
@@ -132,7 +132,7 @@ def _memory(explanation: Explanation) -> str:
     rows = []
     several = any(len(stage.groups) > 1 for stage in explanation.plan.stages)
     for row in explanation.memory[:MOST_MEMORY_ROWS]:
-        label = f"{row.stage}{' ' + row.group if several else ''}"
+        label = f"{row.label}{' ' + row.group if several else ''}"
         counts = [format_bytes(row.items[name]) for name in items]
         total = [format_bytes(row.total_bytes), format_bytes(row.limit_bytes), format_bytes(row.headroom_bytes)]
         rows.append((label, *counts, *total, str(row.in_flight)))

@@ -13,7 +13,7 @@ from costmodel.schedule.actions import format_actions
 from costmodel.schedule.early_backward import hetero_1f1b
 from costmodel.schedule.validate import in_flight
 from costmodel.simulate import StageTimes, simulate
-from planner.check.figures import device_bytes
+from planner.check.device_memory import device_bytes
 from planner.check.rules import check_plan
 from planner.frontend import jax_compat as jc
 from planner.lowering.compile import compile_plan

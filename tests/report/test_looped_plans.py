@@ -12,6 +12,9 @@ from costmodel.schedule.actions import Actor
 from costmodel.schedule.generate import one_f_one_b
 from costmodel.schedule.registry import make_schedule
 from costmodel.simulate import SendTimes, StageTimes, simulate
+from costmodel.units import format_bytes
+from planner.check.device_memory import device_bytes
+from planner.device_stages import device_stages
 from planner.plan_problem import problem_of
 from planner.plan_slack import with_slack
 from tests.plans import GIB, looped_plan, tiny_plan
@@ -49,6 +52,35 @@ def test_straight_schedules_join_the_stages_of_each_set_of_devices(name, alike):
     for row, held in zip(step.groups, (2, 1), strict=True):
         # parameters, gradients, optimizer state of both parts; their largest transient and reserve once
         assert row.peak_bytes == (2 * 7 + held) * GIB + GIB // 4 + GIB
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_memory_is_told_per_device_over_all_stages_that_it_runs(name):
+    """Parameters, gradients and state of both stages; the largest transient and the reserve once; the sum is what a
+    simulated step and the check of the plan count."""
+    plan = looped_plan(name, homes=2, microbatches=8)
+    larger = msgspec.structs.replace(
+        (memory := plan.stages[3].groups[0].memory),
+        transient_bytes=memory.transient_bytes + GIB,
+        total_bytes=memory.total_bytes + GIB,
+    )
+    group = msgspec.structs.replace(plan.stages[3].groups[0], memory=larger)
+    stages = (*plan.stages[:3], msgspec.structs.replace(plan.stages[3], groups=(group,)))
+    plan = msgspec.structs.replace(plan, stages=stages)
+    rows, needs = planner.explain(plan).memory, {a.stage: size for a, size in device_bytes(plan).items()}
+    parts = device_stages(plan)
+    assert {row.label: row.stage for row in rows} == {f"{a}+{b}": a for a, b in parts.values()}
+    for row in rows:
+        each = [plan.stages[int(stage)].groups[0].memory for stage in row.label.split("+")]
+        assert row.items["saved"] == sum(m.saved_bytes for m in each) and row.in_flight == sum(
+            m.in_flight for m in each
+        )
+        assert row.items["transient"] == max(m.transient_bytes for m in each) and row.items["reserve"] == GIB
+        assert sum(row.items.values()) == row.total_bytes == needs[row.stage] > max(m.total_bytes for m in each)
+        assert row.headroom_bytes == row.limit_bytes - row.total_bytes
+    worst = max(rows, key=lambda row: row.total_bytes)
+    assert f"worst memory: stage {worst.label}, {format_bytes(worst.total_bytes)} of 80.00 GiB a device" in repr(plan)
+    assert f"{worst.label} " in planner.explain(plan)._repr_html_()
 
 
 def test_a_plan_made_straight_and_the_joined_one_agree():
