@@ -6,7 +6,7 @@ import pytest
 import planner
 from planner.check.rules import check_plan
 from planner.lowering.pipeline import PipelineTrainer
-from tests.lowering.execution import assert_equals_one_device, gentle
+from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
 from tests.lowering.test_schedules import assert_peaks
 from tests.models.tiny import TINY
 from tests.search.test_schedule_choice import far_apart
@@ -48,3 +48,12 @@ def test_the_usual_one_that_splits_backwards() -> None:
 )
 def test_by_name(name: str, stages: int) -> None:
     check(name, stages, name)
+
+
+@pytest.mark.slow
+def test_three_parts_a_stage_run() -> None:
+    task = gentle(planner.load_task("gpt(hidden=64,layers=6,heads=4,vocab=64,seq=16,dtype=float32)"))
+    strategy = "pp=2,dp=2,microbatch=1,interleave=3"
+    plan = planner.plan(task, cluster=slow_cluster(4), global_batch=16, strategy=strategy, baselines=False)
+    assert len(plan.stages) == 6
+    assert_equals_one_device(task, plan)
