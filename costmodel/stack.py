@@ -58,7 +58,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         flat_state: whether ZeRO splits all state of a stage as one array, as frameworks do; else, as the planner's own
             programs do, each parameter along a dim that its degree divides, and one that has none stays whole.
         fitted_on: the measurements behind the constants; '' for assumed ones.
-        error: half-width of the interval around a step time that held 90% of those measurements.
+        error: half-width of the interval around a step time that held 90% of those measurements, of the time's natural
+            logarithm: it reaches from exp(-error) to exp(error) times the time.
     """
 
     name: str
@@ -101,6 +102,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return kept and not self.flat_state and not self.pooled and all(size is None for size in sizes)
 
 
+WIDEST = 10.0
+"""Largest `Stack.error`: the interval then reaches from a 22,000th of a time to 22,000 times it."""
+
 _SHARES = (
     "misaligned_efficiency",
     "tier_share",
@@ -128,3 +132,6 @@ def check_stack(stack: Stack, path: str, code: str = "MP182") -> None:
             require_number(value, f"{path}.{field}", code)
         else:
             require_number(value, f"{path}.{field}", code, least=0)
+    if stack.error > WIDEST:
+        message = f"{path}.error is {stack.error:g}, above {WIDEST:g}: a step takes up to exp(error) times its estimate"
+        raise InputError(code, message, "write the half-width of the interval of log(time), such as 0.2 for about 20%")

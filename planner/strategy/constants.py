@@ -52,4 +52,5 @@ def constant_value(key: str, value: Any) -> Any:
     try:
         return int(value) if key == "reserve_bytes" else float(value)
     except ValueError:
-        raise InputError("MP182", f"{key}={value} is no number", "") from None
+        hint = "separate fields by commas: dp=8,step_s=0.1" if "=" in value else f"write {key}=0.1, say"
+        raise InputError("MP182", f"{key}={value} is no number", hint) from None

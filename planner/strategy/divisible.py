@@ -41,7 +41,9 @@ def require_experts(graph: ModelGraph, size: int) -> None:
     """Raises InputError MP181 if a degree divides no number of experts of the model."""
     counts = expert_counts(graph)
     if not counts:
-        raise InputError("MP181", f"ep={size}: {graph.name} has no experts", "leave out ep")
+        message = f"ep={size}: {graph.name} has no experts that are recognised"
+        hint = "name the expert parameters `experts` if there are some, as for `lax.ragged_dot`; else leave out ep"
+        raise InputError("MP181", message, hint)
     if not any(count % size == 0 for count in counts):
         message = f"ep={size}: {size} devices cannot share out {_listed(counts)} experts in equal parts"
         raise InputError("MP181", message, "choose a degree that divides them")

@@ -16,7 +16,9 @@ def parts_of(work: Work, strategy: Strategy) -> list[Blocks]:
     after the layers).
 
     Raises:
-        InputError: MP184 if there are fewer layers than parts, or the partition counts other layers than the model's.
+        InputError: MP184 if there are fewer layers than parts, the partition counts other layers than the model's, or
+            one part would run the whole model. Other parts may be without layers, as DeepSpeed's are that run what
+            stands before or after the layers.
     """
     layered = _layered(work)
     sizes = layers_of_parts(work, strategy)
@@ -29,6 +31,10 @@ def parts_of(work: Work, strategy: Strategy) -> list[Blocks]:
         end = len(work.order) if last else _end(layered, sum(sizes[: i + 1]), at)
         parts.append(Blocks.of(work.order, range(at, end)))
         at = end
+    if any(len(part.positions) == len(work.order) for part in parts):
+        whole = "+".join(map(str, sizes))
+        message = f"partition={whole}: one of {count} parts runs all {len(work.order)} blocks, the others nothing"
+        raise InputError("MP184", message, "give another part some of the layers, or leave out pp and partition")
     return parts
 
 
@@ -36,7 +42,7 @@ def layers_of_parts(work: Work, strategy: Strategy) -> tuple[int, ...]:
     """Layers of each part.
 
     Raises:
-        InputError: as `parts_of`.
+        InputError: MP184 if there are fewer layers than parts, or the partition counts other layers than the model's.
     """
     count, layers = parts_count(strategy), len(_layered(work))
     if count == 1:

@@ -104,6 +104,9 @@ def parse_strategy(given: AnyStrategy) -> Strategy:
             key, sign, value = part.partition("=")
             if not sign:
                 raise InputError("MP180", f"{part!r} in the strategy has no '='", "write dp=8,tp=4,pp=2,microbatch=1")
+            if "=" in value:
+                message = f"{part!r} in the strategy has more than one '='"
+                raise InputError("MP180", message, "separate fields by commas: dp=8,tp=4,pp=2")
             if key.strip() in items:
                 raise InputError("MP180", f"the strategy gives {key.strip()!r} twice", "give it once")
             items[key.strip()] = value.strip()
@@ -118,6 +121,7 @@ def parse_strategy(given: AnyStrategy) -> Strategy:
         name = SHORT_NAMES.get(str(key), str(key))
         if name not in known:
             hint = suggestion(str(key), tuple(sorted(known)), "a strategy has")
+            hint += " (`meshplan estimate` also takes constants of a stack there, such as step_s=0.1)"
             raise InputError("MP180", f"unknown field {key!r} in the strategy", hint)
         if name in values:
             raise InputError("MP180", f"the strategy gives {name!r} twice", "give it once")
@@ -142,7 +146,7 @@ def _value(name: str, value: Any) -> Any:
         try:
             return int(value)
         except ValueError:
-            raise InputError("MP180", f"{name}={value} is no whole number", "") from None
+            raise InputError("MP180", f"{name}={value} is no whole number", f"write {name}=8, say") from None
     return None if word == "none" and name in ("gradient_dtype", "matmul_dtype") else value
 
 

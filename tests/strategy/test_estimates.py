@@ -351,7 +351,11 @@ def test_short_parts_of_activations_stall_each_microbatch(schedule: str) -> None
         ("dp=3,microbatch=2", 32, "MP185"),
         ("pp=16,microbatch=1", 32, "MP184"),
         ("pp=2,partition=3+4,microbatch=1", 32, "MP184"),
+        ("pp=2,partition=0+8,microbatch=1", 32, "MP184"),
+        ("pp=3,partition=0+0+8,microbatch=1", 32, "MP184"),
         ("dp=2,microbatch=1,step_s=-1", 32, "MP182"),
+        ("dp=2,microbatch=1,error=1e300", 32, "MP182"),
+        ("dp=2,microbatch=1,error=10.1", 32, "MP182"),
         ("dp=2,microbatch=1,stack=nothing", 32, "MP187"),
         ("dp=2,microbatch=1,step_s=much", 32, "MP182"),
         ("dp=2,microbatch=1,reruns=layer", 32, "MP182"),
@@ -369,6 +373,19 @@ def test_what_cannot_be_is_refused_with_numbers(text: str, batch: int, code: str
     with pytest.raises(InputError) as caught:
         estimator()(text, batch)
     assert caught.value.code == code and caught.value.message
+
+
+def test_a_part_that_runs_the_whole_model_is_named() -> None:
+    """Parts without layers are those of frameworks that run what stands before and behind the layers there."""
+    with pytest.raises(InputError, match=r"partition=0\+8: one of 2 parts runs all \d+ blocks") as caught:
+        estimator()("pp=2,partition=0+8,microbatch=1", 32)
+    assert "give another part some of the layers" in caught.value.hint
+    assert estimator()("pp=3,partition=0+4+4,microbatch=1", 32).step_time_s > 0.0
+
+
+def test_the_widest_interval_is_a_number() -> None:
+    low, high = estimator()("dp=2,microbatch=1,error=10", 32).error_bar
+    assert 0.0 < low < high / 1e8 < float("inf")
 
 
 def test_int8_products_of_parameters_run_at_their_rate() -> None:

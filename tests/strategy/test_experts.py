@@ -3,7 +3,11 @@
 import math
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
 import planner
@@ -20,6 +24,10 @@ SLOTTED, DENSE = moe(**DIMS, capacity_factor=1.25), moe(**DIMS)
 EXPERTS = 4 * 8 * 3 * 256 * 512  # elements of all experts
 SLOTS = math.ceil(1.25 * 2 * 64 / 8)
 SENT = 8 * SLOTS * 256 * 2  # bytes of one sequence's tokens at their experts, bfloat16
+
+
+def leaf(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +123,24 @@ def test_degrees_that_share_out_nothing_are_refused(cluster: str, text: str, cod
 
 def test_a_model_without_experts_is_refused(cluster: str) -> None:
     task = gpt(hidden=32, layers=2, heads=2, vocab=64, seq=8)
-    with pytest.raises(InputError, match="has no experts") as found:
+    with pytest.raises(InputError, match="has no experts that are recognised") as found:
         planner.estimate(task, cluster, "dp=2,ep=2,microbatch=1", global_batch=4)
-    assert found.value.code == "MP181"
+    assert found.value.code == "MP181" and "name the expert parameters `experts`" in found.value.hint
+
+
+def test_experts_of_ragged_products_are_recognised_by_their_name() -> None:
+    def task(name: str) -> planner.TrainingTask:
+        params = {"router": leaf(16, 4), name: {"up": leaf(4, 16, 32), "down": leaf(4, 32, 16)}}
+
+        def loss(params: Any, batch: Any) -> Any:
+            x = batch["x"]
+            choice = jnp.argmax(x @ params["router"], axis=-1)
+            order, sizes = jnp.argsort(choice), jnp.bincount(choice, length=4).astype(jnp.int32)
+            y = jax.lax.ragged_dot(x[order], params[name]["up"], sizes)
+            return jnp.mean(jax.lax.ragged_dot(jax.nn.gelu(y), params[name]["down"], sizes) ** 2)
+
+        batch = {"x": leaf(24, 16)}
+        return planner.TrainingTask(loss_fn=loss, params=params, batch=batch, optimizer=optax.adam(1e-3))
+
+    counts = [expert_counts(model_graph(capture(task(name), 24), UpdateJoins())) for name in ("experts", "mlp")]
+    assert counts == [{4: 2}, {}]

@@ -7,7 +7,7 @@ import pytest
 
 from costmodel.errors import InputError
 from planner.report.estimate import strategy_words
-from planner.strategy.constants import split_constants
+from planner.strategy.constants import constant_value, split_constants
 from planner.strategy.strategy import Strategy, parse_strategy
 
 
@@ -68,6 +68,28 @@ def test_what_makes_no_strategy_is_refused(text: object, words: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_strategy(text)  # type: ignore[arg-type]
     assert caught.value.code == "MP180" and words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("dp=8;tp=1", "separate fields by commas"),
+        ("remat=full tp=2", "separate fields by commas"),
+        ("dp=two", "write dp=8, say"),
+        ("step=0.1", "also takes constants of a stack there, such as step_s=0.1"),
+    ],
+)
+def test_what_is_written_otherwise_is_said(text: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_strategy(text)
+    assert caught.value.code == "MP180" and hint in caught.value.hint
+
+
+def test_constants_are_separated_by_commas_too() -> None:
+    for text, hint in (("0.1;tp=2", "separate fields by commas"), ("much", "write step_s=0.1, say")):
+        with pytest.raises(InputError, match="is no number") as caught:
+            constant_value("step_s", text)
+        assert caught.value.code == "MP182" and hint in caught.value.hint
 
 
 def test_numbers_of_array_libraries_are_numbers() -> None:
