@@ -19,7 +19,7 @@ from costmodel.simulate import SendTimes, StageTimes
 from costmodel.simulation.changes import Problem
 from costmodel.simulation.ending import waits_at_homes
 from costmodel.simulation.memory import HeldBytes
-from planner.check.placement import groups_of
+from planner.check.placement import groups_of, leads_on
 from planner.check.timetable import schedule_of, waits_of
 from planner.device_stages import device_stages, homes_of
 from planner.other_schedules import as_planned, other_schedule
@@ -35,13 +35,23 @@ def problem_of(plan: Plan, schedule: str | None = None) -> Problem:
     Raises:
         InputError: MP140 to MP143 or MP615 if the schedule cannot be read or is not that of the plan's groups; MP146
             for a name that there is not, or that needs more than the plan says; MP195 if it cuts microbatches; MP196 if
-            it needs stages that the plan has no times of; MP617 if an update waits for a stage that the plan does not
-            have.
+            it needs stages that the plan has no times of; MP616 if a transfer does not lead to the next stage; MP617 if
+            an update waits for a stage that the plan does not have.
     """
+    _check_transfers(plan)
     actions = schedule_of(plan) if schedule in (None, plan.schedule.name) else other_schedule(plan, schedule)
     homes = actions.homes if as_planned(plan, actions) else homes_of(plan)
     waits = waits_at_homes(homes, waits_of(plan))
     return Problem(schedule=actions, times=_times(plan, actions), sends=_sends(plan, actions), waits=waits)
+
+
+def _check_transfers(plan: Plan) -> None:
+    """Raises InputError MP616 for a transfer that does not lead from a stage of the plan to the next."""
+    count = len(plan.stages)
+    for at, transfer in enumerate(plan.transfers):
+        if not leads_on(transfer, count):
+            message = f"transfers[{at}] leads from stage {transfer.from_stage} to stage {transfer.to_stage} of "
+            raise InputError("MP616", f"{message}{count} stages", "a transfer leads from a stage to the next one")
 
 
 def assumes_weights(plan: Plan, schedule: Schedule) -> bool:

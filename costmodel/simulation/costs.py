@@ -13,6 +13,7 @@ from costmodel.simulation.records import SendTimes, StageTimes, UpdateWait
 Times = Mapping[Actor, StageTimes]
 Sends = Mapping[tuple[Actor, Actor], SendTimes]
 
+LONGEST_S = 1e302  # all actions and messages of a step one after the other: it is still a number in microseconds
 STAYS = 0  # the route of an output that stays where it is, or of which sending is free
 
 
@@ -49,7 +50,8 @@ def costs_of(program: Program, times: Times, sends: Sends | None, jitter: float 
         seed: of the jitter.
 
     Raises:
-        InputError: MP145 for missing times, MP147 for one that is negative or not finite, MP191 for a bad jitter.
+        InputError: MP145 for missing times, MP147 for one that is negative or not finite, and for times that
+            together are more than numbers hold, MP191 for a bad jitter.
     """
     check_jitter(jitter)
     stages = [_stages_of(program, times, index) for index in range(len(program.needs))]
@@ -63,7 +65,19 @@ def costs_of(program: Program, times: Times, sends: Sends | None, jitter: float 
         _add_routes(costs, program, sends)
     if jitter:
         _add_jitter(costs, jitter, seed)
+    _check_together(costs)
     return costs
+
+
+def _check_together(costs: Costs) -> None:
+    """Raises MP147 if all actions and messages one after the other take longer than LONGEST_S."""
+    actions_s = sum(map(sum, costs.durations_s))
+    ends_s = sum(cost.reduce_s + cost.exchange_s + cost.update_s for own in costs.stages for cost in own.values())
+    sends_s = sum(costs.wire_s[route] + costs.latency_s[route] for routes in costs.routes for route in routes)
+    if actions_s + ends_s + sends_s > LONGEST_S:
+        message = f"actions take {actions_s:.3g} s together, messages {sends_s:.3g} s, "
+        message += f"reductions and updates {ends_s:.3g} s"
+        raise InputError("MP147", f"{message}: more than {LONGEST_S:g} s", "correct the times: they are in seconds")
 
 
 def check_times(record: StageTimes | SendTimes | UpdateWait, where: str) -> None:

@@ -9,7 +9,7 @@ from costmodel.schedule.actions import Actor
 from planner.check.finding import finding, group_label, group_path, some
 from planner.check.timetable import actors_of
 from planner.planfile.fingerprint import cluster_fingerprint, short_fingerprint
-from planner.planfile.schema import Finding, GroupPlan, Plan
+from planner.planfile.schema import Finding, GroupPlan, Plan, Transfer
 
 
 def cluster_matches(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
@@ -119,13 +119,18 @@ def transfers_lead_on(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     count = len(plan.stages)
     for at, transfer in enumerate(plan.transfers):
         ends = (transfer.from_stage, transfer.to_stage)
-        if not 0 <= ends[0] < count or ends[1] != ends[0] + 1 or ends[1] >= count:
+        if not leads_on(transfer, count):
             message = f"a transfer leads from stage {ends[0]} to stage {ends[1]} of {count} stages"
             yield finding("MP616", f"transfers[{at}]", message, "values that skip a stage pass through it")
     joined = {(transfer.from_stage, transfer.to_stage) for transfer in plan.transfers}
     for stage in range(count - 1):
         if (stage, stage + 1) not in joined:
             yield finding("MP616", "transfers", f"nothing is handed from stage {stage} to stage {stage + 1}")
+
+
+def leads_on(transfer: Transfer, stages: int) -> bool:
+    """Whether a transfer leads from one of so many stages to the next."""
+    return 0 <= transfer.from_stage == transfer.to_stage - 1 < stages - 1
 
 
 def groups_of(plan: Plan) -> Iterator[tuple[int, int, GroupPlan]]:

@@ -10,6 +10,7 @@ from planner.plan_problem import problem_of
 from planner.planfile.schema import Plan
 
 MIN_COLUMNS = 3  # of the shortest forward
+MAX_COLUMNS = 100_000  # of a row, before its middle is left out
 FILL = {"F": "-", "B": "=", "W": "~"}
 
 
@@ -47,8 +48,8 @@ def draw_timeline(simulation: Simulation, labels: Mapping[Actor, str], width: in
     if not timeline or shortest_s <= 0 or simulation.pipeline_s <= 0:
         return "(the plan has no times to show)\n"
     room = max(width - max(map(len, labels.values())) - 3, 20)
-    columns = max(round(simulation.pipeline_s / shortest_s * MIN_COLUMNS), min(room, 60))
-    columns = min(columns, 100_000)
+    columns = round(min(simulation.pipeline_s / shortest_s * MIN_COLUMNS, MAX_COLUMNS))
+    columns = max(columns, min(room, 60))
     rows = {actor: ["."] * columns for actor in labels}
     for entry in timeline:
         _draw(rows[entry.actor], entry, columns / simulation.pipeline_s)

@@ -128,4 +128,5 @@ def _ids(process: int, thread: int) -> dict[str, int]:
 def _us(time_s: float) -> float:
     """Microseconds in whole 64ths, whose sums are exact. Viewers add start and duration, some after cutting each to
     whole nanoseconds; of an event that ends the least bit after the next one begins they make a parent of that one."""
-    return round(time_s * 1e6 * 64) / 64
+    time_us = time_s * 1e6
+    return round(time_us * 64) / 64 if time_us < 2**46 else time_us  # floats above have no smaller parts

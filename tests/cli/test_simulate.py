@@ -2,10 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
 
 from planner.plan_files import write_plan
-from tests.plans import plan_with_groups, tiny_plan
+from planner.planfile.codec import encode
+from planner.report.timeline import render_timeline
+from tests.plans import plan_with_groups, tiny_plan, with_uneven_transfers
 
 
 def test_text_and_files(call, tmp_path):
@@ -69,6 +72,37 @@ def test_bad_input(call, args, code, part):
     done = call("simulate", "good.plan.json", *args)
     assert done.code == 2 and done.err.startswith(f"error {code}: ") and part in " ".join(done.err.split())
     assert not done.out
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "error"),
+    [
+        (("to_stage",), -1, "MP616: transfers[0] leads from stage 0 to stage -1 of 2 stages"),
+        (("from_stage",), 7, "MP616: transfers[0] leads from stage 7 to stage 1 of 2 stages"),
+        (("links", 0, "gradient_s"), 1e308, "MP147: actions take"),
+    ],
+)
+def test_transfers_that_no_step_can_have(call, tmp_path, path, value, error):
+    document = json.loads(encode(with_uneven_transfers(tiny_plan())))
+    *parents, last = path
+    place = document["transfers"][0]
+    for step in parents:
+        place = place[step]
+    place[last] = value
+    (tmp_path / "bad.plan.json").write_text(json.dumps(document))
+    done = call("simulate", "bad.plan.json")
+    assert done.code == 2 and not done.out and f"error {error}" in " ".join(done.err.split())
+
+
+def test_a_step_that_is_long_beside_its_shortest_action_is_drawn():
+    plan = with_uneven_transfers(tiny_plan())
+    link = msgspec.structs.replace(plan.transfers[0].links[0], activation_s=1e300)
+    slow = msgspec.structs.replace(plan.transfers[0], links=(link,))
+    stage = plan.stages[0]
+    time = msgspec.structs.replace(stage.groups[0].time, forward_s=1e-300)
+    quick = msgspec.structs.replace(stage, groups=(msgspec.structs.replace(stage.groups[0], time=time),))
+    drawn = render_timeline(msgspec.structs.replace(plan, transfers=(slow,), stages=(quick, *plan.stages[1:])))
+    assert "of 100000 columns left out" in drawn
 
 
 def test_a_plan_that_cannot_be_read(call, tmp_path):

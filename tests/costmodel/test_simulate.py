@@ -66,6 +66,16 @@ def test_missing_times_and_links_are_named():
         simulate(gpipe(2, 2), times, sends).use(2)
 
 
+def test_times_that_no_sum_holds_are_refused():
+    """One message of 1e308 s is a number, all of them together are none."""
+    times, sends = chain([1.0, 1.0], [1.0, 1.0], latency_s=1e308)
+    with pytest.raises(InputError, match=r"messages inf s.* more than 1e\+302 s") as caught:
+        simulate(gpipe(2, 2), times, sends)
+    assert caught.value.code == "MP147"
+    times, sends = chain([1.0, 1e300], [1.0, 1.0])
+    assert simulate(gpipe(2, 2), times, sends).makespan_s >= 2e300
+
+
 @pytest.mark.parametrize("time_s", [-1.0, float("nan"), float("inf")])
 def test_times_must_be_finite_and_not_negative(time_s):
     times, sends = chain([1.0, time_s], [1.0, 1.0])
