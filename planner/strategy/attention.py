@@ -9,7 +9,7 @@ through elementwise ops and reductions alone. However it is written, its traffic
               causal scores, which a comparison of two positions masks, only the half that counts is computed
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from costmodel.graph import BlockClass, Op
@@ -26,6 +26,11 @@ class Core:
     scores: str
     shares: str
     causal: bool = False
+
+
+def ops_of(cores: Iterable[Core]) -> frozenset[str]:
+    """Names of all ops of attention cores."""
+    return frozenset[str]().union(*(core.chain | {core.score_op, core.mix_op} for core in cores))
 
 
 def attention_cores(cls: BlockClass) -> tuple[Core, ...]:

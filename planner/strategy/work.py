@@ -25,7 +25,7 @@ from planner.space.decision import Decision
 from planner.space.group_costs import group_live
 from planner.space.model_space import ModelSpace, is_small
 from planner.space.nodes import GroupNode
-from planner.strategy.attention import Core, attention_cores
+from planner.strategy.attention import Core, attention_cores, ops_of
 from planner.strategy.layers import layer_classes
 from planner.strategy.strategy import Attention, RematPolicy
 
@@ -164,7 +164,7 @@ def _class_work(
     decision = decisions["none"]
     space = decision.space
     cores = attention_cores(cls)
-    inside = frozenset().union(*(core.chain | {core.score_op, core.mix_op} for core in cores)) if cores else frozenset()
+    inside = ops_of(cores)
     kernels: list[Kernel] = []
     backward: list[bool] = []
     again: list[bool] = []
@@ -261,7 +261,7 @@ def _saved(
 ) -> Saved:
     """The bytes of what one block keeps, with attention computed so."""
     cls, space = decision.space.graph.classes[key], decision.space
-    inside = frozenset().union(*(core.chain | {core.score_op, core.mix_op} for core in cores)) if cores else frozenset()
+    inside = ops_of(cores)
     makes = {name for op in cls.ops if op.name in inside for name in op.outputs}
     own = tuple(f"{op}(" for op in inside)
     mixes = {name for op in cls.ops if op.name in {c.mix_op for c in cores} for name in op.outputs}
