@@ -51,7 +51,7 @@ class BlockProgram:
 
 
 def time_block(program: BlockProgram, loop: DeviceLoop, runs_s: float) -> BlockTime:
-    """Times a block with every device running it whole.
+    """Times a block with every device running it whole, and what it reads in memory: the others ran since it last did.
 
     W is what the whole backward pass takes longer than the part that makes the cotangents of activations.
 
@@ -65,7 +65,7 @@ def time_block(program: BlockProgram, loop: DeviceLoop, runs_s: float) -> BlockT
         if artefact is None:
             return None
         arguments = len(export.deserialize(bytearray(artefact)).in_avals)
-        return time_exported(artefact, (program.below,) * arguments, loop, runs_s * share)
+        return time_exported(artefact, (program.below,) * arguments, loop, runs_s * share, cold=True)
 
     forward = timed(program.forward, 0.25)
     assert forward is not None

@@ -8,8 +8,14 @@
 links, as they will in a plan. Two things keep the compiler from thinning the loop out: the inputs pass a barrier with
 the token that every turn changes, so that no turn's call is another's; and the results are operands of a branch that is
 never taken, so that they are made whole and copied nowhere.
+
+What a program last touched long ago comes from memory, not from a cache. A block of a model is such a thing: between
+two runs of it all others run. It is timed cold: each run of the program takes another copy of the inputs, of so many
+that caches hold no more of the one whose turn it is. (What is so short that a program repeats it is cold at its first
+repetition alone.)
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +44,13 @@ CALIBRATION_S = 0.05
 
 MOST_DRAWN = (1 << 20) - 3
 """Random numbers in an array before they repeat: no power of two, so that rows differ."""
+
+CACHE_BYTES = 64 << 20
+"""Bytes that push what was there before out of a device's last cache: H100s have 50 MB of it, EPYCs 32 MB for each
+complex of cores."""
+
+MOST_COPIES = 32
+"""Copies of inputs that are made at most: what is so small is kept near by compilers and hardware anyway."""
 
 _NEVER = 1e30
 _SEED = 7
@@ -94,6 +107,7 @@ class DeviceLoop:
         *,
         estimate_s: float | None = None,
         result_bytes: int = 0,
+        cold: bool = False,
     ) -> Sample:
         """Seconds of ``call(*inputs)`` when all devices run it.
 
@@ -104,14 +118,15 @@ class DeviceLoop:
                 times, and its sample says so.
             estimate_s: saves a compilation where it is near the truth.
             result_bytes: what the results take on each device, where that is known.
+            cold: each run takes other copies of the inputs, which come from memory.
 
         Raises:
             MeasurementError: it does not fit, or is too short to be told from what surrounds it.
         """
         self._check_memory(inputs, result_bytes)
-        arrays = self.arrays(inputs)
+        copies = [self.arrays(inputs) for _ in range(self.copies(inputs) if cold else 1)]
         repeats = 1 if estimate_s is None else self._repeats(estimate_s)
-        run = self.runner(call, arrays, repeats)
+        run = self.runner(call, copies, repeats)
         budget = Budget.of(runs_s, self.clock)
         run_s = run()
         if budget.left_s > 2 * run_s:
@@ -119,7 +134,7 @@ class DeviceLoop:
         better = self._repeats(max(run_s - self.call_s, 0.0) / repeats)
         if repeats < MOST_REPEATS and better > 2 * repeats:
             repeats = better
-            sample = measure(self.runner(call, arrays, repeats), budget.left_s, clock=self.clock)
+            sample = measure(self.runner(call, copies, repeats), budget.left_s, clock=self.clock)
         else:
             sample = measure(run, budget.left_s, clock=self.clock, before_s=run_s)
         return combine(sample, repeats=repeats, call_s=self.call_s, each_s=self.each_s)
@@ -128,16 +143,25 @@ class DeviceLoop:
         wanted = CALLS_WORTH * self.call_s / max(once_s, 1e-9)
         return min(MOST_REPEATS, max(1, math.ceil(wanted)))
 
-    def runner(self, call: Call, arrays: Sequence[Any], repeats: int) -> Callable[[], float]:
-        """A function that runs the compiled program once and returns its seconds."""
+    def copies(self, inputs: Sequence[Input]) -> int:
+        """Copies of inputs by which one of them leaves the caches before its next turn, as far as memory goes."""
+        whole = max(1, sum(one.memory_bytes for one in inputs))
+        most = MOST_COPIES if self.memory_bytes is None else min(MOST_COPIES, self.memory_bytes // (2 * whole))
+        return max(1, min(most, 1 + math.ceil(CACHE_BYTES / whole)))
+
+    def runner(self, call: Call, copies: Sequence[Sequence[Any]], repeats: int) -> Callable[[], float]:
+        """A function that runs the compiled program once, on the next of the copies of its inputs, and returns its
+        seconds."""
         everywhere = PartitionSpec(self.mesh.axis_names)
         program = jax.shard_map(
             _loop(call, repeats), mesh=self.mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
         )
         token = self._spread([np.zeros(1, np.float32)] * len(self.devices))
-        compiled = jax.jit(program).lower(token, *arrays).compile()
+        compiled = jax.jit(program).lower(token, *copies[0]).compile()
+        turns = itertools.cycle(copies)
 
         def run() -> float:
+            arrays = next(turns)
             start = self.clock()
             jax.block_until_ready(compiled(token, *arrays))
             return self.clock() - start
@@ -203,7 +227,7 @@ def calibrate(loop: DeviceLoop, runs_s: float) -> tuple[DeviceLoop, Sample]:
     """
     runs_s = max(runs_s, CALIBRATION_S)
     small = loop.arrays([Input((8, 8), "float32")])
-    call_s = measure(loop.runner(lambda x: x, small, 0), runs_s, clock=loop.clock).time_s
+    call_s = measure(loop.runner(lambda x: x, [small], 0), runs_s, clock=loop.clock).time_s
     bare = replace(loop, call_s=call_s)
     short, long = 2, 18
 
@@ -214,7 +238,7 @@ def calibrate(loop: DeviceLoop, runs_s: float) -> tuple[DeviceLoop, Sample]:
                 result = result @ x
             return result
 
-        sample = measure(bare.runner(call, small, MOST_REPEATS), runs_s, clock=loop.clock)
+        sample = measure(bare.runner(call, [small], MOST_REPEATS), runs_s, clock=loop.clock)
         return combine(sample, repeats=MOST_REPEATS, call_s=call_s, each_s=0.0)
 
     few, many = chain(short), chain(long)

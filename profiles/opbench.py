@@ -127,16 +127,23 @@ def least_s(program: OpProgram, estimate_s: float) -> float:
 
 
 def time_exported(
-    artefact: bytes, below: Sequence[int], loop: DeviceLoop, runs_s: float, estimate_s: float | None = None
+    artefact: bytes,
+    below: Sequence[int],
+    loop: DeviceLoop,
+    runs_s: float,
+    estimate_s: float | None = None,
+    *,
+    cold: bool = False,
 ) -> Sample:
     """Times an exported single-device program on every device.
 
     Args:
         artefact: `jax.export.Exported.serialize()`.
         below: per argument, what integers stay below.
+        cold: with its inputs in memory, not in a cache.
     """
     program = export.deserialize(bytearray(artefact))
     bounds = (*below, *(2 for _ in program.in_avals))
     inputs = [Input(tuple(aval.shape), str(aval.dtype), bound) for aval, bound in zip(program.in_avals, bounds)]
     result_bytes = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in program.out_avals)
-    return loop.time(program.call, inputs, runs_s, estimate_s=estimate_s, result_bytes=result_bytes)
+    return loop.time(program.call, inputs, runs_s, estimate_s=estimate_s, result_bytes=result_bytes, cold=cold)

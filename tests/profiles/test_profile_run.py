@@ -118,6 +118,20 @@ def test_the_loop_neither_drops_nor_shares_the_repeated_op(loop: DeviceLoop) -> 
     assert add[1] > 4 * add[0]
 
 
+def test_cold_runs_take_turns_with_copies_that_together_exceed_a_cache(loop: DeviceLoop) -> None:
+    megabytes = [Input((1 << 18,), "float32")] * 4
+    assert loop.copies(megabytes) == 17  # 64 MB beside the one whose turn it is
+    assert loop.copies([Input((1 << 27,), "float32")]) == 1  # half of the device's memory
+    assert loop.copies([Input((8,), "float32")]) == 32
+    copies = [loop.arrays(megabytes[:1]) for _ in range(2)]
+    copies[1][0].delete()
+    run = loop.runner(lambda x: x + 1, copies, 1)
+    assert run() > 0
+    with pytest.raises(RuntimeError, match="deleted"):
+        run()
+    assert run() > 0
+
+
 def test_what_does_not_fit_is_refused_before_it_is_made(loop: DeviceLoop) -> None:
     with pytest.raises(MeasurementError, match=r"of 1\.00 GiB"):
         loop.time(lambda a: a, [Input((1 << 30,), "float32")], 0.05)
