@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from costmodel.cluster import Cluster, Device, DeviceGroup
+from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
-from costmodel.schedule.generate import spread_shares
 from planner.planfile.schema import Certificate
 from planner.search.bounds import certificate
 from planner.search.candidates import (
@@ -32,13 +31,10 @@ from planner.search.candidates import (
     Remat,
     Restrict,
     footprint,
-    meshes,
-    pool_devices,
-    stage_sizes,
 )
 from planner.search.infeasible import explain_miss
 from planner.search.inter_op import plan_stages
-from planner.search.layout import GroupChoice, Layout, StageChoice
+from planner.search.layout import Layout
 from planner.search.layout_schedules import synthesized
 from planner.search.pinned import StagePin, pinned_layout
 from planner.search.problem import SearchBudget
@@ -52,17 +48,14 @@ from planner.search.schedule_choice import (
     under_schedules,
 )
 from planner.search.score import Score, score
-from planner.search.stages import GroupCosts, ScheduleKind, StageOption, StagePlan, StageProblem
+from planner.search.stage_options import BuiltOption, StageOptions
+from planner.search.stages import ScheduleKind
 from planner.search.virtual_stages import most_stages
-from planner.search.windows import windows
-from planner.space.decision import Decision
 
 Say = Callable[[str, int, int], None]
 KEEP = 3  # plans of one DP that are simulated
 FINALISTS = 2  # layouts that a schedule is made for
-FAR = 1.2  # inner axis sizes slower than this times the best are not tried again
 PATIENCE = 2  # numbers of stages in a row that were no better, before larger ones are not tried
-UNCUT_BYTES = 1e18  # what crosses a border that no plan cuts
 DP = SearchBudget(relative_gap=0.005)
 
 
@@ -101,14 +94,6 @@ class SearchResult:
     certificate: Certificate
 
 
-@dataclass(frozen=True)
-class _Built:
-    """A stage option with what it was made of: per group the pool and the decision."""
-
-    option: StageOption
-    groups: tuple[tuple[DeviceGroup, Decision], ...]
-
-
 def search(request: Request, say: Say) -> SearchResult:
     """The best plan found.
 
@@ -125,11 +110,6 @@ def microbatch_sizes(global_batch: int, *, largest: int | None = None) -> tuple[
     return tuple(n for n in divisors if largest is None or n <= largest)
 
 
-def inner_size(mesh: tuple[int, ...]) -> int:
-    """Size of the inner one of two axes; 1 for meshes of one axis."""
-    return mesh[1] if len(mesh) == 2 else 1
-
-
 @dataclass
 class _Search:
     request: Request
@@ -137,17 +117,21 @@ class _Search:
     best: Score | None = None
     missed: list[Score] = field(default_factory=list)
     straight: list[Score] = field(default_factory=list)
-    near: dict[str, set[int]] = field(default_factory=dict)
     limit_fired: bool = False
     candidates: Candidates = field(init=False)
+    options: StageOptions = field(init=False)
 
     def __post_init__(self) -> None:
         r = self.request
         self.candidates = Candidates(
             cluster=r.cluster, graph_of=r.graph_of, facts=r.facts, restrict=r.restrict, remats=r.remats
         )
-        self.pools = [g for g in r.cluster.groups if pool_devices(r.cluster, g.name)]
-        self.counts = [len(pool_devices(r.cluster, g.name)) for g in self.pools]
+        self.options = StageOptions(
+            cluster=r.cluster,
+            candidates=self.candidates,
+            schedule=self._dp_schedule,
+            groups_meet=not r.one_group and runs_groups(r.schedule),
+        )
         self.first = r.graph_of(r.sizes[0])
 
     def run(self) -> SearchResult:
@@ -211,7 +195,7 @@ class _Search:
             raise failure
 
     def _stage_counts(self) -> tuple[int, ...]:
-        devices, blocks = sum(self.counts), len(self.first.blocks)
+        devices, blocks = sum(self.options.counts), len(self.first.blocks)
         most = min(devices, blocks)
         if self.request.stages is not None:
             if self.request.stages > most:
@@ -232,7 +216,7 @@ class _Search:
             for p in tried
             if least <= p <= most and (p == least or self.request.global_batch // self.request.sizes[-1] >= p)
         ]
-        if len(self.pools) == 1 and devices > 8:
+        if len(self.options.pools) == 1 and devices > 8:
             fitting = [p for p in fitting if devices % p == 0] or [least]
         return tuple(fitting)
 
@@ -290,7 +274,11 @@ class _Search:
         """Best step time of stages that hold so many microbatches each, the last first, and whether some schedule
         needed more memory than these have."""
         count = self.request.global_batch // size
-        built = list(self._options(stages, size, count, held[-1]))
+        built = list(
+            self.options.every(
+                stages, size, count, held[-1], lambda pool, devices: self._of_interest(stages, pool, devices, count)
+            )
+        )
         if not built:
             return np.inf, False
         best, missed = np.inf, False
@@ -302,29 +290,18 @@ class _Search:
                 best = min(best, found.time_s) if found.feasible else best
                 missed = missed or not found.feasible
         if best < np.inf:
-            self._remember(built)
+            self.options.remember(built)
         return best, missed
 
-    def _layouts(self, size: int, built: list[_Built], held: tuple[int, ...]) -> Iterator[Score]:
+    def _layouts(self, size: int, built: list[BuiltOption], held: tuple[int, ...]) -> Iterator[Score]:
         """Offers the best few layouts of the DP over some options."""
         count, graph = self.request.global_batch // size, self.request.graph_of(size)
-        problem = self._problem(graph, [b.option for b in built], count, held)
+        least = len(held) if self.request.stages is not None else least_stages(self.request.schedule)
+        problem = self.options.problem(graph, [b.option for b in built], count, held, least)
         result = plan_stages(problem, keep=KEEP, budget=DP)
         self.limit_fired |= result.limit_fired
         for plan in result.plans or ((result.nearest,) if result.nearest is not None else ()):
-            yield from self._offer_all(self._layout(graph, built, plan, count))
-
-    def _remember(self, built: list[_Built]) -> None:
-        """Inner axis sizes of each pool that come within reach of the fastest mesh of the same number of devices."""
-        times: dict[tuple[str, int], dict[int, float]] = {}
-        for b in built:
-            for pool, decision in b.groups:
-                mesh = decision.space.mesh
-                own = times.setdefault((pool.name, int(np.prod(mesh)) if mesh else 1), {})
-                own[inner_size(mesh)] = min(own.get(inner_size(mesh), np.inf), decision.bound_s)
-        for (pool_name, _), own in times.items():
-            if len(own) > 1:
-                self.near[pool_name] = {i for i, t in own.items() if t <= FAR * min(own.values())}
+            yield from self._offer_all(self.options.layout(graph, built, plan, count))
 
     def _polished(self, best: Score) -> Score:
         """The best plan with each group's decision solved to a tight gap."""
@@ -358,162 +335,16 @@ class _Search:
         elif self.best is None or found.time_s < self.best.time_s:
             self.best = found
 
-    def _options(self, stages: int, size: int, count: int, in_flight: int) -> Iterator[_Built]:
-        """Stage options: every mesh of every plausible number of devices of each pool, and mixed ones of two pools."""
-        whole: list[dict[int, list[Decision]]] = [{} for _ in self.pools]
-        for p, pool in enumerate(self.pools):
-            for devices in self._sizes(p, stages):
-                every = list(meshes(devices, pool.devices_per_node))
-                near = [m for m in every if inner_size(m) in self.near.get(pool.name, {inner_size(m)})]
-                for mesh in near or every:
-                    for decision in self.candidates.both(
-                        pool,
-                        mesh,
-                        size,
-                        microbatches=count,
-                        stages=stages,
-                        in_flight=in_flight,
-                        of_interest_s=self._of_interest(stages, p, devices, count),
-                    ):
-                        whole[p].setdefault(devices, []).append(decision)
-                        used = tuple(devices if q == p else 0 for q in range(len(self.pools)))
-                        yield _Built(self._option(used, [(decision, 1, 1)]), ((pool, decision),))
-        if len(self.pools) == 2 and not self.request.one_group and count > 1 and runs_groups(self.request.schedule):
-            yield from self._mixed(stages, count, whole)
-
     def _of_interest(self, stages: int, pool: int, devices: int, count: int) -> float:
         """A mesh is of no use where even all such stages together, with the least bubble and no border, are slower
         than the best plan.
 
         Only for one pool: with two the other one can make up for it.
         """
-        if self.best is None or len(self.pools) > 1:
+        if self.best is None or len(self.options.pools) > 1:
             return np.inf
         bubble = least_bubble(self.request.schedule) * (stages - 1) / count
-        return self.best.time_s * (self.counts[pool] / devices) / (1 + bubble) * 1.02
-
-    def _sizes(self, pool: int, stages: int) -> tuple[int, ...]:
-        total, per_node = self.counts[pool], self.pools[pool].devices_per_node
-        sizes = stage_sizes(total, per_node)
-        if total <= 8:
-            return tuple(n for n in sizes if n <= max(1, sum(self.counts) - stages + 1))
-        if len(self.pools) == 1:
-            return tuple(n for n in sizes if n == total // stages) or (
-                max(n for n in sizes if n <= max(1, total // stages)),
-            )
-        share = sum(self.counts) / stages
-        near = tuple(n for n in sizes if share / 2 <= n <= 1.5 * share)
-        return near or (min(sizes, key=lambda n: abs(n - share)),)
-
-    def _mixed(self, stages: int, count: int, whole: list[dict[int, list[Decision]]]) -> Iterator[_Built]:
-        """Stages of two groups, each with a share of the microbatches by its speed."""
-        for a, first in whole[0].items():
-            for b, second in whole[1].items():
-                if a + b > 1.5 * sum(self.counts) / stages and stages > 1:
-                    continue
-                one, other = (min(d, key=lambda x: x.time_s) for d in (first, second))
-                share = round(count * (1 / one.time_s) / (1 / one.time_s + 1 / other.time_s))
-                if 0 < share < count:
-                    option = self._option((a, b), [(one, share, count), (other, count - share, count)])
-                    yield _Built(option, ((self.pools[0], one), (self.pools[1], other)))
-
-    def _option(self, devices: tuple[int, ...], groups: list[tuple[Decision, int, int]]) -> StageOption:
-        return StageOption(
-            name=" + ".join(f"{d.space.pricing.kind.name}{d.space.mesh} {d.setting.remat}" for d, _, _ in groups),
-            devices=devices,
-            groups=tuple(self._group(d, n, m) for d, n, m in groups),
-        )
-
-    def _group(self, decision: Decision, share: int, of: int) -> GroupCosts:
-        costs = [decision.costs[k] for k in decision.space.graph.classes]
-        kind = decision.space.pricing.kind
-
-        def column(pick: Callable[[object], float]) -> np.ndarray:
-            return np.array([pick(c) for c in costs])
-
-        return GroupCosts(
-            forward_s=column(lambda c: c.forward_s + c.forward_cast_s),  # type: ignore[attr-defined]
-            backward_s=column(lambda c: c.backward_s + c.backward_cast_s),  # type: ignore[attr-defined]
-            once_s=column(lambda c: c.once_s + c.update_s),  # type: ignore[attr-defined]
-            state_bytes=np.ceil(column(lambda c: c.state_bytes)),  # type: ignore[attr-defined]
-            saved_bytes=np.ceil(column(lambda c: c.saved_bytes)),  # type: ignore[attr-defined]
-            transient_bytes=np.ceil(column(lambda c: c.transient_bytes)),  # type: ignore[attr-defined]
-            memory_limit_bytes=kind.usable_bytes - self.candidates.buffer_bytes(decision),
-            share_numerator=share,
-            share_denominator=of,
-        )
-
-    def _problem(
-        self, graph: ModelGraph, options: list[StageOption], count: int, held: tuple[int, ...]
-    ) -> StageProblem:
-        number = {key: i for i, key in enumerate(graph.classes)}
-        crossing = [min(size, UNCUT_BYTES) for size in self.candidates.borders(graph.microbatch)]
-        latency, rate = self._links(options)
-        return StageProblem(
-            blocks=tuple(number[b.class_key] for b in graph.blocks),
-            devices=tuple(self.counts),
-            options=tuple(options),
-            boundary_bytes=np.array(crossing),
-            send_latency_s=latency,
-            send_s_per_byte=rate,
-            microbatches=count,
-            schedule=self._dp_schedule,
-            max_stages=len(held),
-            min_stages=len(held) if self.request.stages is not None else least_stages(self.request.schedule),
-            held=held,
-        )
-
-    def _links(self, options: list[StageOption]) -> tuple[np.ndarray, np.ndarray]:
-        """Latency and seconds a byte between stages, by the pools of their first groups."""
-        pools = [next(i for i, n in enumerate(o.devices) if n) for o in options]
-        cluster = self.request.cluster
-        cache: dict[tuple[int, int, int, int], tuple[float, float]] = {}
-
-        def link(i: int, j: int) -> tuple[float, float]:
-            key = (pools[i], options[i].devices[pools[i]], pools[j], options[j].devices[pools[j]])
-            if key not in cache:
-                one = pool_devices(cluster, self.pools[key[0]].name)
-                other = pool_devices(cluster, self.pools[key[2]].name)
-                source, target = one[: key[1]], other[-key[3] :]
-                if set(source) & set(target):  # the whole pool: such stages never follow each other
-                    source, target = one[:1], other[-1:]
-                found = self.candidates.transfers.link(source, target)
-                cache[key] = (2 * found.latency_s, 1.0 / found.bandwidth_bytes_per_s)
-            return cache[key]
-
-        pairs = np.array([[link(i, j) for j in range(len(options))] for i in range(len(options))])
-        return pairs[:, :, 0], pairs[:, :, 1]
-
-    def _layout(self, graph: ModelGraph, built: list[_Built], plan: StagePlan, count: int) -> Layout:
-        taken: dict[str, Iterator[tuple[Device, ...]]] = {}
-        for pool in self.pools:
-            counts = [
-                math.prod(decision.space.mesh)
-                for stage in plan.stages
-                for own, decision in built[stage.option].groups
-                if own.name == pool.name
-            ]
-            taken[pool.name] = iter(windows(pool_devices(self.request.cluster, pool.name), counts))
-        stages = []
-        for stage in plan.stages:
-            b = built[stage.option]
-            numerators = [g.share_numerator for g in b.option.groups]
-            shares = spread_shares(numerators) if len(numerators) > 1 else (tuple(range(count)),)
-            groups = []
-            for g, (pool, decision) in enumerate(b.groups):
-                devices = next(taken[pool.name])
-                there = self.candidates.on_devices(decision, pool, devices)
-                groups.append(
-                    GroupChoice(pool=pool.name, devices=devices, decision=there, microbatches=tuple(shares[g]))
-                )
-            stages.append(StageChoice(start=stage.first, stop=stage.end, groups=tuple(groups)))
-        return Layout(
-            graph=graph,
-            transfers=self.candidates.transfers,
-            stages=tuple(stages),
-            schedule=self._dp_schedule,
-            microbatches=count,
-        )
+        return self.best.time_s * (self.options.counts[pool] / devices) / (1 + bubble) * 1.02
 
 
 __all__ = ["Request", "SearchResult", "microbatch_sizes", "search"]
