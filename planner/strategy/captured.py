@@ -23,12 +23,13 @@ from planner.search.candidates import Facts
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
 from planner.space.setting import Remat, Setting
+from planner.strategy.class_work import work_of
 from planner.strategy.one_program import StepBytes, step_bytes
 from planner.strategy.replica import alike_decision, replica_decision
 from planner.strategy.restricted import Role, choose
 from planner.strategy.sized import same_ops, sized_graph
 from planner.strategy.strategy import Attention, Strategy
-from planner.strategy.work import Work, interpolated, work_of
+from planner.strategy.work import Work, interpolated
 
 _SMALLEST = 7  # of the sizes that graphs are captured at
 

@@ -157,7 +157,7 @@ class StrategyEstimator:
             return None
         own = next((kind for kind in self.kinds(strategy) if kind.name == self.layers.kind), None)
         if own is None:
-            return [None] * strategy.pp
+            return list[MeasuredStage | None]([None] * strategy.pp)
         found = self.layers.stages(work, strategy, self._collectives(strategy, own))
         return [
             one.on(slowdown) if kind.name == self.layers.kind else None

@@ -125,14 +125,15 @@ def idle_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
     """MP178: what the strategy asks for and nothing follows from: there is nothing to split, send or reorder, or the
     stack's constants say that overlap hides nothing."""
     alone = {
-        "sp=on": strategy.sp and strategy.tp == 1 and "tp=1 leaves positions whole",
-        "scatter_gather=on": strategy.scatter_gather
-        and (strategy.tp == 1 or strategy.pp == 1)
-        and "it splits what tensor-parallel devices of one stage send to the next",
-        f"schedule={strategy.schedule}": strategy.schedule != "1f1b" and strategy.pp == 1 and "pp=1 has no pipeline",
+        "sp=on": (strategy.sp and strategy.tp == 1, "tp=1 leaves positions whole"),
+        "scatter_gather=on": (
+            strategy.scatter_gather and (strategy.tp == 1 or strategy.pp == 1),
+            "it splits what tensor-parallel devices of one stage send to the next",
+        ),
+        f"schedule={strategy.schedule}": (strategy.schedule != "1f1b" and strategy.pp == 1, "pp=1 has no pipeline"),
     }
-    for asked, reason in alone.items():
-        if reason:
+    for asked, (idle, reason) in alone.items():
+        if idle:
             yield _idle(asked, reason)
     overlaps = {
         "overlap_gradients": ("gradient_overlap", strategy.dp * strategy.cp > 1),

@@ -76,7 +76,7 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         (strategy.cp, "context"),
         (strategy.tp, "model"),
     )
-    axes = tuple((size, role) for size, role in named if size > 1)
+    axes = tuple(one for one in named if one[0] > 1)
     if len(axes) > 2:
         several = ", ".join(f"{role} {size}" for size, role in axes)
         message = f"the strategy has {len(axes)} axes ({several}): a plan's stage has two at most"

@@ -25,12 +25,13 @@ from planner.space.model_space import ModelSpace
 from planner.space.setting import Setting
 from planner.strategy.attention import attention_cores
 from planner.strategy.captured import CapturedModel
+from planner.strategy.class_work import work_of
 from planner.strategy.memory import in_flight
 from planner.strategy.pricing import class_times
 from planner.strategy.restricted import Role, choose
 from planner.strategy.stages import equal_parts
 from planner.strategy.strategy import Strategy, parse_strategy
-from planner.strategy.work import interpolated, work_of
+from planner.strategy.work import interpolated
 from profiles.catalogue import device_kind, load_catalogue
 
 KIND = device_kind("A100-SXM4-80GB")
