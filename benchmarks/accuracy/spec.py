@@ -50,6 +50,12 @@ _SLOW_HOST: dict[str, Row] = {"host_launch_s": (2e-4, 2.0)}
 _AMP_FABRIC: dict[str, Row] = {"tier_share": _STACK["tier_share"], "inter_share": (0.5, 1.5, 0.05, 1.0)}
 _AMP: dict[str, Row] = {name: row for name, row in _STACK.items() if name not in _AMP_FABRIC}
 _OVERLAP: dict[str, Row] = {"gradient_overlap": (0.6, 1.6, 0.01, 1.5)}
+_T4_KIND: dict[str, Row] = {
+    "matmul_efficiency": (0.45, 1.2, 0.1, 0.95),
+    "matmul_half_area": (3.3e5, 1.5, 1e4, 3e6),
+    "bandwidth_efficiency": (0.69, 1.1, 0.3, 1.0),
+}
+"""220 of 320 GB/s (Jia et al., "Dissecting the NVIDIA Turing T4 GPU via microbenchmarking", 2019)."""
 _JEANZAY: dict[str, Row] = {"inter_share": (0.25, 1.6, 0.05, 1.0), "misaligned_efficiency": (0.11, 1.6, 0.02, 1.0)}
 _FLASH_A100: dict[str, Row] = {"attention_efficiency": (0.58, 1.1, 0.05, 0.95)}
 _FLASH_H100: dict[str, Row] = {"attention_efficiency": (0.37, 1.1, 0.05, 0.95)}
@@ -167,7 +173,7 @@ MIXED = Group(
     name="T4 and V100",
     sources=(amp,),
     free=(
-        _free(T4, _KIND, {"matmul_efficiency": (0.45, 1.2, 0.1, 0.95), "matmul_half_area": (3.3e5, 1.5, 1e4, 3e6)}),
+        _free(T4, _KIND, _T4_KIND),
         _free(V100, _KIND, {"matmul_efficiency": (0.6, 1.2, 0.2, 0.95), "matmul_half_area": (6.5e5, 1.5, 1e4, 6e6)}),
         _free("amp", _AMP, _PIPELINE, _SLOW_HOST),
         _free("amp-t4", _AMP_FABRIC),

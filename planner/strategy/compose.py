@@ -73,7 +73,7 @@ def step_time(
     parts: Sequence[Blocks],
     times: Sequence[dict[str, ClassTimes]],
     paces: Sequence[tuple[DeviceKind, float]],
-    links: AxisLinks,
+    links: Sequence[AxisLinks],
     strategy: Strategy,
     stack: Stack,
     microbatches: int,
@@ -83,7 +83,7 @@ def step_time(
 
     Args:
         parts: blocks by class of each part that the schedule runs.
-        times, paces: of each stage; a pace is a device kind, and how many times as long its devices take.
+        times, paces, links: of each stage; a pace is a device kind, and how many times as long its devices take.
         measured: of each stage, where its layers were: in place of `times`.
     """
     stages = stage_blocks(parts, strategy)
@@ -99,15 +99,15 @@ def step_time(
             for i, leaf in enumerate(work.leaves)
             if not leaf.layered and not leaf.readers.isdisjoint(blocks.positions)
         )
-        alike = (blocks.key, single, paces[s][0].name, paces[s][1], own)
+        alike = (blocks.key, single, paces[s][0].name, paces[s][1], links[s].like, own)
         if alike not in known:
             known[alike] = _stage_time(
-                work, blocks, holders, times[s], paces[s], links, strategy, stack, send_s, m, own
+                work, blocks, holders, times[s], paces[s], links[s], strategy, stack, send_s, m, own
             )
         rows.append(known[alike])
     p, v = len(rows), strategy.interleave
     exposed = stack.send_exposed * 2.0 * v * send_s if p > 1 else 0.0
-    stall_s = _stall_s(crossing, links, strategy, stack)
+    stall_s = _stall_s(crossing, links[0], strategy, stack)
     beside_s = stack.microbatch_s + stall_s
     each = [row.microbatch_s + beside_s + exposed for row in rows]
     if strategy.schedule == "gpipe":
@@ -125,7 +125,7 @@ def step_time(
     ends = [row.exposed_s + row.update_s for row in rows]
     last = max(range(p), key=lambda s: ends[s])
     plain_s = whole_s + ends[last] + stack.step_s
-    step_s = plain_s * stack.slowdown * (1.0 + stack.skew * math.log2(max(1, links.nodes)))
+    step_s = plain_s * stack.slowdown * (1.0 + stack.skew * math.log2(max(1, links[0].nodes)))
     busy = rows[slowest]
     compute_s = m * (busy.microbatch_s - busy.comm_s - busy.gather_s)
     communication_s = m * (busy.comm_s + busy.gather_s)
@@ -176,16 +176,16 @@ def _simulated_s(
     return pipeline_s(strategy, microbatches, forward, backward, weight, send_s)
 
 
-def _send_s(size_bytes: float, links: AxisLinks, strategy: Strategy, stack: Stack) -> float:
+def _send_s(size_bytes: float, stages: Sequence[AxisLinks], strategy: Strategy, stack: Stack) -> float:
     """A microbatch's activations (or their cotangents), `size_bytes` whole, from a device of a stage to its peer of the
     next."""
     if strategy.pp == 1:
         return 0.0
-    link = links.by_axis["pp"]
+    link = stages[0].by_axis["pp"]
     size = size_bytes / strategy.cp / strategy.ep
     joined_s = 0.0
     if strategy.scatter_gather and not strategy.sp:  # the parts are put together again
-        joined_s = links.seconds("all_gather", "tp", size)
+        joined_s = max(links.seconds("all_gather", "tp", size) for links in stages)
     if strategy.sp or strategy.scatter_gather:
         size /= strategy.tp
     starts = stack.start_s is not None or stack.inter_start_s is not None  # planned transfers have none (`transfers`)

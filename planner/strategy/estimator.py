@@ -43,7 +43,7 @@ class StrategyEstimator:
     stack: Stack
     facts: Mapping[str, Facts] = field(default_factory=dict)
     layers: LayerTable | None = None
-    _links: dict[_LinksKey, AxisLinks] = field(default_factory=dict)
+    _links: dict[_LinksKey, tuple[AxisLinks, ...]] = field(default_factory=dict)
     _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
     _parts: dict[tuple[object, ...], list[Blocks]] = field(default_factory=dict)
     _findings: dict[tuple[int, int, int, int, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
@@ -66,7 +66,8 @@ class StrategyEstimator:
         """What is known of a kind: measured, or the cluster's own figures."""
         return self.facts.get(kind.name) or Facts(kind)
 
-    def links(self, strategy: Strategy) -> AxisLinks:
+    def links(self, strategy: Strategy) -> tuple[AxisLinks, ...]:
+        """What each stage sees of the cluster."""
         key = (strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep, strategy.rank_order)
         if key not in self._links:
             self._links[key] = strategy_links(self.cluster, strategy, self.stack)
@@ -109,22 +110,30 @@ class StrategyEstimator:
                 raise InputError("MP180", message, f"it has {', '.join(sorted(kind.peak_flops_per_s))}")
 
     def times(
-        self, work: Work, strategy: Strategy, kind: DeviceKind, slowdown: float = 1.0, *, free: bool = False
+        self,
+        work: Work,
+        strategy: Strategy,
+        kind: DeviceKind,
+        slowdown: float = 1.0,
+        *,
+        stage: int = 0,
+        free: bool = False,
     ) -> dict[str, ClassTimes]:
         """Seconds of one block of each class on devices of a kind that take `slowdown` times as long as it does.
 
         Args:
+            stage: whose links they have.
             free: as if collectives took no time.
         """
-        sp = strategy.sp and strategy.tp > 1
+        sp, links = strategy.sp and strategy.tp > 1, self.links(strategy)[stage]
         key = (
-            kind.name, slowdown, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep, strategy.rank_order,
-            sp, free, strategy.attention, strategy.matmul_dtype, strategy.microbatch, strategy.remat,
-            strategy.overlap_tensor,
+            kind.name, slowdown, links.like, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep,
+            strategy.rank_order, sp, free, strategy.attention, strategy.matmul_dtype, strategy.microbatch,
+            strategy.remat, strategy.overlap_tensor,
         )  # fmt: skip
         if key not in self._times:
             axes = tuple(name for name in AXES if getattr(strategy, name) > 1)
-            links = AxisLinks(dict.fromkeys(axes, NO_LINK), 1) if free else self.links(strategy)
+            links = AxisLinks(dict.fromkeys(axes, NO_LINK), 1) if free else links
             overlap = strategy.overlap_tensor and not free
             self._times[key] = class_times(
                 work, kind, self.stack, links, axes, strategy.remat, overlap=overlap, slowdown=slowdown
@@ -145,7 +154,9 @@ class StrategyEstimator:
         kinds = [kind for kind, _ in paces]
         works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind in kinds}
         work = works[kinds[0].name]
-        times = [self.times(works[kind.name], strategy, kind, slowdown) for kind, slowdown in paces]
+        times = [
+            self.times(works[kind.name], strategy, kind, slowdown, stage=s) for s, (kind, slowdown) in enumerate(paces)
+        ]
         parts = self._parts_of(work, strategy)
         measured = self.measured(work, strategy)
         self._check_dtype(strategy, kinds)
@@ -155,7 +166,7 @@ class StrategyEstimator:
         """Measured times of each stage, on its slowest devices; None for stages of a kind that was not measured."""
         if self.layers is None:
             return None
-        own = next((kind for kind in self.kinds(strategy) if kind.name == self.layers.kind), None)
+        own = self._measured_stage(strategy, self.layers)
         if own is None:
             return list[MeasuredStage | None]([None] * strategy.pp)
         found = self.layers.stages(work, strategy, self._collectives(strategy, own))
@@ -164,16 +175,21 @@ class StrategyEstimator:
             for one, (kind, slowdown) in zip(found, self._paces(strategy), strict=True)
         ]
 
-    def _collectives(self, strategy: Strategy, kind: DeviceKind) -> dict[str, Passes]:
+    def _measured_stage(self, strategy: Strategy, layers: LayerTable) -> int | None:
+        """The first stage on devices of the kind that layers were measured on."""
+        return next((s for s, kind in enumerate(self.kinds(strategy)) if kind.name == layers.kind), None)
+
+    def _collectives(self, strategy: Strategy, stage: int) -> dict[str, Passes]:
         """Seconds of the collectives of one block of each class, forward and backward, that nothing hides: what its
         time has more than it had if they took none. Only layers run again for their backward pass."""
-        work = self.model.work(self.facts_of(kind), strategy)
-        found = self._exposed(work, strategy, kind)
-        once = self._exposed(work, replace(strategy, remat="none"), kind) if strategy.remat == "full" else found
+        work = self.model.work(self.facts_of(self.kinds(strategy)[stage]), strategy)
+        found = self._exposed(work, strategy, stage)
+        once = self._exposed(work, replace(strategy, remat="none"), stage) if strategy.remat == "full" else found
         return {key: found[key] if one.layered else once[key] for key, one in work.classes.items()}
 
-    def _exposed(self, work: Work, strategy: Strategy, kind: DeviceKind) -> dict[str, Passes]:
-        whole, alone = (self.times(work, strategy, kind, free=free) for free in (False, True))
+    def _exposed(self, work: Work, strategy: Strategy, stage: int) -> dict[str, Passes]:
+        kind = self.kinds(strategy)[stage]
+        whole, alone = (self.times(work, strategy, kind, stage=stage, free=free) for free in (False, True))
         return {
             key: (one.forward_s - alone[key].forward_s, one.backward_s - alone[key].backward_s)
             for key, one in whole.items()
@@ -192,11 +208,12 @@ class StrategyEstimator:
     def _layer_findings(self, strategy: Strategy) -> tuple[Finding, ...]:
         if self.layers is None:
             return ()
-        own = next((kind for kind in self.kinds(strategy) if kind.name == self.layers.kind), None)
+        own = self._measured_stage(strategy, self.layers)
         if own is None:
             return ()
-        work = self.model.work(self.facts_of(own), strategy)
-        times = self.times(work, strategy, own)
+        kind = self.kinds(strategy)[own]
+        work = self.model.work(self.facts_of(kind), strategy)
+        times = self.times(work, strategy, kind, stage=own)
         priced = {key: one.forward_s + one.backward_s for key, one in times.items()}
         return tuple(self.layers.findings(work, strategy, priced))
 

@@ -17,11 +17,17 @@ _SMALL, _LARGE = 1e6, 1e9  # bytes through which a collective's line is drawn
 
 @dataclass(frozen=True)
 class AxisLinks:
-    """Links by axis name (``dp``, ``tp``, ``pp``, ``cp``; with experts shared out ``ep`` and ``edp`` too), and how many
-    nodes the strategy's devices stand in."""
+    """What the devices of one stage see.
+
+    Attributes:
+        by_axis: links by axis name (``dp``, ``tp``, ``pp``, ``cp``; with experts shared out ``ep`` and ``edp`` too).
+        nodes: in which the devices of all stages stand.
+        like: the first stage whose links are the same.
+    """
 
     by_axis: dict[str, AxisLink]
     nodes: int
+    like: int = 0
 
     def line(self, kind: str, axis: str) -> tuple[float, float]:
         """Fixed seconds and seconds per byte of a collective on an axis."""
@@ -63,10 +69,11 @@ def _link_with(link: Link, stack: Stack) -> Link:
     return link
 
 
-def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> AxisLinks:
-    """Links of every axis of a strategy on a cluster.
+def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> tuple[AxisLinks, ...]:
+    """Links of every axis of a strategy on a cluster, by stage.
 
-    Where the cluster has several groups, an axis that crosses them sees the slowest of them and of the links between.
+    Where the cluster has several groups, an axis that crosses them sees the slowest of them and of the links between;
+    one that does not, those of its own group.
 
     Raises:
         InputError: MP183 if the cluster has fewer devices than the strategy uses.
@@ -76,16 +83,16 @@ def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> AxisLi
         s = strategy
         message = f"dp={s.dp} x cp={s.cp} x tp={s.tp} x pp={s.pp} uses {s.devices} devices, the cluster has {have}"
         raise InputError("MP183", message, "lower a degree, or name a larger cluster")
-    found = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy), stack)
-    by_axis = dict(found.by_axis)
+    found = _links(cluster, strategy.devices, _sizes(strategy), stack)
     if strategy.ep > 1:
-        apart = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy, experts=True), stack)
-        by_axis |= {name: apart.by_axis[name] for name in ("ep", "edp")}
+        apart = _links(cluster, strategy.devices, _sizes(strategy, experts=True), stack)
+        found = [own | {name: more[name] for name in ("ep", "edp")} for own, more in zip(found, apart, strict=True)]
     if strategy.pp > 1 and stack.send_share is not None:
         sending = msgspec.structs.replace(stack, inter_share=stack.send_share)
-        sends = _links(tuple(cluster.groups), cluster, strategy.devices, _sizes(strategy), sending)
-        by_axis["pp"] = sends.by_axis["pp"]
-    return AxisLinks(by_axis, found.nodes)
+        sends = _links(cluster, strategy.devices, _sizes(strategy), sending)
+        found = [own | {"pp": more["pp"]} for own, more in zip(found, sends, strict=True)]
+    nodes = _nodes(cluster, strategy.devices)
+    return tuple(AxisLinks(own, nodes, found.index(own)) for own in found)
 
 
 def _sizes(strategy: Strategy, *, experts: bool = False) -> tuple[tuple[str, int], ...]:
@@ -105,27 +112,31 @@ def _sizes(strategy: Strategy, *, experts: bool = False) -> tuple[tuple[str, int
 
 
 def _links(
-    groups: tuple[DeviceGroup, ...], cluster: Cluster, devices: int, sizes: tuple[tuple[str, int], ...], stack: Stack
-) -> AxisLinks:
-    names = tuple(name for name, _ in sizes)
-    mesh = tuple(size for _, size in sizes)
-    if len(groups) == 1:
-        group = group_with(groups[0], stack)
-        found = axis_links(group, mesh)
-        nodes = _nodes(groups[0], devices)
-        return AxisLinks(dict(zip(names, found, strict=True)), nodes)
+    cluster: Cluster, devices: int, sizes: tuple[tuple[str, int], ...], stack: Stack
+) -> list[dict[str, AxisLink]]:
+    names, mesh = zip(*sizes, strict=True)
+    if len(cluster.groups) == 1:
+        found = axis_links(group_with(cluster.groups[0], stack), mesh)
+        return [dict(zip(names, found, strict=True))] * mesh[names.index("pp")]
     return _mixed_links(cluster, devices, names, mesh, stack)
 
 
+def _nodes(cluster: Cluster, devices: int) -> int:
+    if len(cluster.groups) == 1:
+        return _nodes_of(cluster.groups[0], devices)
+    return len({(d.group, d.node) for d in cluster.devices[:devices]})
+
+
 @lru_cache(maxsize=4096)
-def _nodes(group: DeviceGroup, devices: int) -> int:
+def _nodes_of(group: DeviceGroup, devices: int) -> int:
     return len({node for node, _ in group.slots[:devices]})
 
 
 def _mixed_links(
     cluster: Cluster, devices: int, names: tuple[str, ...], mesh: tuple[int, ...], stack: Stack
-) -> AxisLinks:
-    """As on one group's devices (`costmodel.collectives.rings_link`), by the links between groups where rings cross."""
+) -> list[dict[str, AxisLink]]:
+    """As on one group's devices (`costmodel.collectives.rings_link`), by the links between groups where rings cross.
+    What a stage sees depends on its own rings, and on those of others that they share a node with."""
     used = cluster.devices[:devices]
     at = np.array([_group_index(cluster, d.group) for d in used])
     node, index = np.array([(d.node, d.index) for d in used]).T
@@ -134,12 +145,21 @@ def _mixed_links(
     def between(one: int, other: int) -> Link:
         return _link_with(cluster.group_link(groups[one].name, groups[other].name), stack)
 
+    machine = at * (1 + node.max()) + node
     positions = np.arange(devices).reshape(mesh)
-    found = {}
+    stage = np.indices(mesh)[names.index("pp")].reshape(-1)
+    found: list[dict[str, AxisLink]] = [{} for _ in range(mesh[names.index("pp")])]
     for axis, name in enumerate(names):
         rings = np.moveaxis(positions, axis, -1).reshape(-1, mesh[axis])
-        found[name] = rings_link(groups, at[rings], node[rings], index[rings], between)
-    return AxisLinks(found, len(set(zip(at.tolist(), node.tolist(), strict=True))))
+        known: dict[bytes, AxisLink] = {}
+        for s, links in enumerate(found):
+            own = rings if name == "pp" else rings[stage[rings[:, 0]] == s]
+            beside = rings[np.isin(machine[rings], machine[own]).any(axis=1)]
+            key = beside.tobytes()
+            if key not in known:
+                known[key] = rings_link(groups, at[beside], node[beside], index[beside], between)
+            links[name] = known[key]
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -136,7 +136,7 @@ def test_layers_are_gathered_one_by_one_and_experts_meet_where_others_hold_the_s
 def test_devices_that_share_out_experts_are_neighbours(folder: Path) -> None:
     """On two nodes of four, tokens stay inside a node and the experts' gradients leave it; two nodes apart, not."""
     cluster = load_cluster(two_nodes_of(folder, 4))
-    links = strategy_links(cluster, parse_strategy("dp=8,ep=4"), COMPILED)
+    (links,) = strategy_links(cluster, parse_strategy("dp=8,ep=4"), COMPILED)
     inside, outside = links.by_axis["ep"], links.by_axis["edp"]
     assert (inside.size, outside.size) == (4, 2)
     assert inside.bandwidth_bytes_per_s > 10 * outside.bandwidth_bytes_per_s
@@ -169,7 +169,7 @@ def test_a_matrix_of_every_stage_meets_in_all_of_them(folder: Path) -> None:
     task = planner.TrainingTask(loss_fn=loss, params=params, batch={"x": matrix(1, 512)}, optimizer=optax.sgd(0.1))
     cluster = load_cluster(two_nodes_of(folder, 4))
     found = planner.Estimator(model=task, cluster=cluster)
-    link = strategy_links(cluster, parse_strategy("pp=4"), COMPILED).by_axis["pp"]
+    link = strategy_links(cluster, parse_strategy("pp=4"), COMPILED)[0].by_axis["pp"]
     for stages in (2, 4):
         once = found(f"pp={stages},microbatch=2", 64).breakdown.gradients_s
         moved = 2 * (stages - 1) / stages * 512 * 512 * 4

@@ -1,0 +1,54 @@
+"""What each stage of a strategy sees of a cluster of several kinds of nodes."""
+
+import pytest
+
+import planner
+from costmodel.cluster import Cluster, parse_cluster
+from planner.strategy.links import strategy_links
+from planner.strategy.strategy import parse_strategy
+from profiles.catalogue import load_catalogue
+from profiles.constants import COMPILED
+
+KIND = "A100-SXM4-80GB"
+FAST, SLOW = 200e9, 5e9
+
+
+def nodes(name: str, count: int, bandwidth: float) -> dict[str, object]:
+    tier = {"span": 4, "bandwidth_bytes_per_s": bandwidth, "latency_s": 1e-6}
+    return {"name": name, "nodes": count, "device": KIND, "devices_per_node": 4, "intra": [tier]}
+
+
+def mixed() -> Cluster:
+    between = {"between": ["fast", "slow"], "bandwidth_bytes_per_s": 1e10, "latency_s": 1e-5}
+    return parse_cluster(
+        {"name": "c", "group": [nodes("fast", 1, FAST), nodes("slow", 1, SLOW)], "link": [between]}, load_catalogue()
+    )
+
+
+def alone(bandwidth: float) -> Cluster:
+    return parse_cluster({"name": "c", "group": [nodes("only", 1, bandwidth)]}, load_catalogue())
+
+
+def test_a_stage_has_the_links_of_its_own_nodes() -> None:
+    """Tensor parallelism in the fast node does not run at the pace of the slow one; what crosses them does."""
+    fast, slow = strategy_links(mixed(), parse_strategy("tp=4,pp=2"), COMPILED)
+    for stage, bandwidth in ((fast, FAST), (slow, SLOW)):
+        (own,) = strategy_links(alone(bandwidth), parse_strategy("tp=4"), COMPILED)
+        assert stage.by_axis["tp"] == own.by_axis["tp"]
+    assert fast.by_axis["pp"] == slow.by_axis["pp"]
+    assert [one.like for one in strategy_links(mixed(), parse_strategy("tp=2,pp=4"), COMPILED)] == [0, 0, 2, 2]
+    (across,) = strategy_links(mixed(), parse_strategy("tp=4,dp=2"), COMPILED)
+    assert across.by_axis["tp"] == slow.by_axis["tp"] and across.by_axis["dp"] == fast.by_axis["pp"]
+
+
+def test_only_the_stage_behind_slow_links_takes_longer() -> None:
+    task = planner.load_task("gpt(hidden=1024,layers=8,heads=8,vocab=1024,seq=512,dtype=bfloat16)")
+    text = "tp=4,pp=2,microbatch=4"
+    estimator = planner.Estimator(model=task, cluster=mixed())
+    fast = planner.Estimator(model=task, cluster=alone(FAST))("tp=4,microbatch=4", 64)
+    found = estimator(text, 64)
+    slow = planner.Estimator(model=task, cluster=alone(SLOW))("tp=4,microbatch=4", 64)
+    assert fast.breakdown.communication_s < slow.breakdown.communication_s / 10
+    assert found.breakdown.communication_s == pytest.approx(slow.breakdown.communication_s / 2, rel=0.2)
+    most = estimator(f"{text},partition=7+1", 64).breakdown
+    assert most.communication_s < 0.5 * found.breakdown.communication_s
