@@ -5,8 +5,8 @@
     python -m benchmarks.accuracy FOLDER --uncalibrated        catalogue figures and one assumed stack
     python -m benchmarks.accuracy FOLDER --ship FILE           fits all rows and writes the document that ships
 
-FOLDER holds the tables as CSV files; tables that it lacks are left out. `--group NAME` takes one group of tables alone,
-`--rows` prints each row.
+FOLDER holds the tables as CSV files; tables that it lacks are left out. `--group NAME` takes one group of tables alone
+(with `--ship`, constants of the others stay as they ship), `--rows` prints each row.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.accuracy.unseen import LIKE, unseen_report, unseen_stack
 from costmodel.device_kind import DeviceKind
 from costmodel.stack import Stack
 from profiles.calibrate import half_width
-from profiles.constants import SHARES, Constants, FittedKinds, shipped_stacks, write_constants
+from profiles.constants import SHARES, Constants, FittedKinds, shipped, shipped_stacks, write_constants
 from profiles.datasheets import datasheet_kinds
 
 ASSUMED = Stack(
@@ -96,7 +96,7 @@ def main() -> int:
         return 0
     predictor = Predictor()
     if given.ship:
-        ship(given.folder, given.ship, predictor, given.evaluations)
+        ship(given.folder, given.ship, predictor, given.evaluations, given.group)
         return 0
     found: Predictions = defaultdict(list)
     for group in groups(given.group):
@@ -202,12 +202,14 @@ def bars(found: Mapping[str, Sequence[tuple[Case, float]]], *, shipped: bool) ->
     )
 
 
-def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> None:
-    """Fits every group to all of its rows; error bars come from rows that a fit to half of them did not see."""
+def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int, names: Sequence[str]) -> None:
+    """Fits groups (every one if none is named) to all of their rows; error bars come from rows that a fit to half of
+    them did not see."""
+    before = shipped() if names else Constants()
     stacks: dict[str, Stack] = {}
-    fitted: list[FittedKinds] = []
+    fitted = {one.kinds[0]: one for one in before.fitted}
     every_kind: dict[str, DeviceKind] = {}
-    for group in GROUPS:
+    for group in groups(names):
         cases = group.cases(folder)
         held = cross_validated(group, cases, predictor, SPLITS, evaluations)
         records = group.stack_records()
@@ -230,11 +232,12 @@ def ship(folder: Path, target: Path, predictor: Predictor, evaluations: int) -> 
             shares = {name: getattr(kinds[one.of], name) for name in SHARES if name in names}
             ran = {case.stack for case in cases for fabric, _ in case.fabrics if fabric.device in alike}
             on = "; ".join(name for name in group.stacks if name in ran)
-            fitted.append(FittedKinds(kinds=alike, fitted_on=on, **shares))
+            fitted[one.of] = FittedKinds(kinds=alike, fitted_on=on, **shares)
     stacks = with_memory(stacks, folder, predictor)
-    unseen = unseen_stack(folder, predictor, every_kind, stacks[LIKE])
+    unseen = unseen_stack(folder, predictor, every_kind, stacks[LIKE]) if LIKE in stacks else None
     stacks |= {unseen.name: unseen} if unseen is not None else {}
-    write_constants(target, Constants(stacks=tuple(stacks.values()), fitted=tuple(fitted)))
+    stacks = {one.name: one for one in before.stacks} | stacks
+    write_constants(target, Constants(stacks=tuple(stacks.values()), fitted=tuple(fitted.values())))
     print(f"wrote {target}: {len(stacks)} stacks, {len(fitted)} kinds")
 
 

@@ -33,7 +33,7 @@ def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor)
     was measured over what is predicted without."""
     own = {n: msgspec.structs.replace(s, reserve_bytes=0) for n, s in stacks.items() if STATE.get(n)}
     out = dict(stacks)
-    for source in MEASURED:
+    for source in [name for name in MEASURED if name in own]:
         beside = [
             case.memory_bytes
             - case.measured_stage_bytes([s.peak_bytes for s in predictor.memory(case, {}, own[source])])
@@ -41,9 +41,8 @@ def with_memory(stacks: Mapping[str, Stack], folder: Path, predictor: Predictor)
             if case.memory_bytes and EPOCHS.get(case.stack, case.stack) == source
         ]
         reserve = round(float(np.median(beside)), -8) if beside else None
-        if source in own:
-            kept = int(reserve) if reserve is not None and reserve > 0 else None
-            out[source] = msgspec.structs.replace(own[source], reserve_bytes=kept)
+        kept = int(reserve) if reserve is not None and reserve > 0 else None
+        out[source] = msgspec.structs.replace(own[source], reserve_bytes=kept)
     for epoch, base in EPOCHS.items():
         if epoch in out and base in out:
             fields = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "reserve_bytes", "pooled", "saves", "reruns")
