@@ -163,7 +163,7 @@ class Estimator:
         estimator = self._estimator(stack)
         step = estimator.step(wanted, batch)
         memory = MemoryEstimate(stages=estimator.memory(wanted, batch))
-        return self._record(wanted, batch, estimator, step, memory)
+        return self._record(wanted, batch, estimator, step, memory, estimator.findings(wanted, stack))
 
     def many(self, strategies: Iterable[AnyStrategy], global_batch: int) -> list[Estimate]:
         """Estimates of many strategies, in order.
@@ -199,7 +199,13 @@ class Estimator:
         return stack, constants
 
     def _record(
-        self, strategy: Strategy, batch: int, estimator: StrategyEstimator, step: StepTime, memory: MemoryEstimate
+        self,
+        strategy: Strategy,
+        batch: int,
+        estimator: StrategyEstimator,
+        step: StepTime,
+        memory: MemoryEstimate,
+        findings: tuple[Finding, ...],
     ) -> Estimate:
         dtype, devices = self._captured.main_dtype, Counter(d.group for d in self._target.devices[: strategy.devices])
         rates = {
@@ -231,7 +237,7 @@ class Estimator:
             mfu=self._captured.example_flops * batch / (time_s * peak),
             stack=stack.name,
             provenance=_provenance(estimator, strategy, dtype),
-            findings=estimator.findings(strategy),
+            findings=findings,
         )
 
 

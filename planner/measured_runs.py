@@ -121,12 +121,13 @@ def _require_columns(names: Sequence[str], place: str) -> None:
 
 
 def _run(row: Mapping[str, Any], place: str) -> MeasuredRun:
-    whole = row.get(STRATEGY)
-    cells = {key: value for key, value in row.items() if key not in _OWN and value not in ("", None)}
+    whole, columns = row.get(STRATEGY), [key for key in row if key not in _OWN]
+    cells = {key: row[key] for key in columns if row[key] not in ("", None)}
     if whole not in ("", None) and cells:
         message = f"{place}: the strategy is given whole and by {', '.join(map(str, cells))}"
         raise InputError("MP188", message, "give one of them")
-    strategy = _placed(place, lambda: parse_strategy(cells if whole in ("", None) else whole))
+    by_columns = cells or (Strategy() if columns else {})  # empty cells are defaults, no columns are no strategy
+    strategy = _placed(place, lambda: parse_strategy(by_columns if whole in ("", None) else whole))
     batch = _count(row.get(BATCH), BATCH, place)
     if batch is None:
         raise InputError("MP188", f"{place}: {BATCH} is missing", "examples of one step")

@@ -23,6 +23,7 @@ from planner.search.candidates import Facts
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
 from planner.space.setting import Remat, Setting
+from planner.strategy.attention import attention_cores
 from planner.strategy.class_work import work_of
 from planner.strategy.one_program import StepBytes, step_bytes
 from planner.strategy.replica import alike_decision, replica_decision
@@ -67,6 +68,11 @@ class CapturedModel:
     def microbatches(self) -> MicrobatchCheck:
         """Whether the task's batch may be split into microbatches."""
         return check_microbatches(self.task)
+
+    @cached_property
+    def has_attention(self) -> bool:
+        """Whether some block has attention cores."""
+        return any(attention_cores(cls) for cls in self.graph(_SMALLEST).classes.values())
 
     @cached_property
     def example_flops(self) -> float:

@@ -1,6 +1,6 @@
 """Estimates of strategies on one cluster: everything that does not change from one to the next is kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from costmodel.cluster import Cluster
@@ -195,15 +195,20 @@ class StrategyEstimator:
             for key, one in whole.items()
         }
 
-    def findings(self, strategy: Strategy) -> tuple[Finding, ...]:
-        """What the strategy asks for and does not get."""
+    def findings(self, strategy: Strategy, constants: Container[str] = ()) -> tuple[Finding, ...]:
+        """What the strategy asks for and does not get.
+
+        Args:
+            constants: of the stack, that were written among the strategy.
+        """
         key = (strategy.dp, strategy.tp, strategy.cp, strategy.ep, strategy.zero, strategy.sp)
         if key not in self._findings:
             work = self.model.work(self.facts_of(self.kinds(strategy)[0]), strategy)
             held = held_in_estimate(work, strategy, self.stack)
             self._findings[key] = tuple(degree_findings(held, strategy))
         of_layers = self._layer_findings(strategy)
-        return (*self._findings[key], *idle_findings(strategy, self.stack), *of_layers)
+        idle = idle_findings(strategy, self.stack, attention=self.model.has_attention, constants=constants)
+        return (*self._findings[key], *idle, *of_layers)
 
     def _layer_findings(self, strategy: Strategy) -> tuple[Finding, ...]:
         if self.layers is None:

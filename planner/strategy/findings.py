@@ -1,6 +1,6 @@
 """What a strategy asks for and does not get: parameters that its degrees do not divide, what changes nothing."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from costmodel.stack import Stack
@@ -121,34 +121,65 @@ def _named(held: Sequence[HeldParameter]) -> str:
     return some([f"{one.path} {one.shape}" for one in largest], limit=3)
 
 
-def idle_findings(strategy: Strategy, stack: Stack) -> Iterator[Finding]:
-    """MP178: what the strategy asks for and nothing follows from: there is nothing to split, send or reorder, or the
-    stack's constants say that overlap hides nothing."""
+def idle_findings(
+    strategy: Strategy, stack: Stack, *, attention: bool, constants: Container[str] = ()
+) -> Iterator[Finding]:
+    """MP178: what the strategy asks for and nothing follows from: there is nothing to split, send, run again or
+    reorder, or the stack's constants say that overlap hides nothing.
+
+    Args:
+        attention: whether the model has attention cores (`planner.strategy.attention`).
+        constants: of the stack, that were written among the strategy.
+    """
+    copies = strategy.dp * strategy.cp
     alone = {
         "sp=on": (strategy.sp and strategy.tp == 1, "tp=1 leaves positions whole"),
-        "scatter_gather=on": (
-            strategy.scatter_gather and (strategy.tp == 1 or strategy.pp == 1),
-            "it splits what tensor-parallel devices of one stage send to the next",
-        ),
+        "scatter_gather=on": (strategy.scatter_gather, _nothing_scattered(strategy)),
         f"schedule={strategy.schedule}": (strategy.schedule != "1f1b" and strategy.pp == 1, "pp=1 has no pipeline"),
+        f"zero={strategy.zero}": (strategy.zero > 0 and copies == 1, "dp=1 has no replicas that could split state"),
+        f"bucket_bytes={strategy.bucket_bytes}": (
+            strategy.bucket_bytes is not None and copies == 1,
+            "dp=1 reduces no gradients",
+        ),
+        f"attention={strategy.attention}": (
+            strategy.attention != "graph" and not attention,
+            "the model has no attention that is recognised",
+        ),
+        "remat=selective": (strategy.remat == "selective", _nothing_selected(strategy, attention)),
     }
     for asked, (idle, reason) in alone.items():
-        if idle:
+        if idle and reason:
             yield _idle(asked, reason)
     overlaps = {
-        "overlap_gradients": ("gradient_overlap", strategy.dp * strategy.cp > 1),
-        "overlap_parameters": ("parameter_overlap", strategy.dp * strategy.cp > 1 and strategy.zero > 0),
+        "overlap_gradients": ("gradient_overlap", copies > 1),
+        "overlap_parameters": ("parameter_overlap", copies > 1 and strategy.zero > 0),
         "overlap_tensor": ("tensor_overlap", strategy.tp * strategy.cp * strategy.ep > 1),
     }
     for name, (constant, moves) in overlaps.items():
+        share = getattr(stack, constant)
         if not getattr(strategy, name):
-            continue
-        if not moves:
+            if constant in constants and share:
+                yield _idle(f"{constant}={share:g}", f"{name} is off", f"{name}=on asks for it")
+        elif not moves:
             yield _idle(f"{name}=on", "the strategy has no such collectives")
-        elif getattr(stack, constant) == 0.0:
+        elif share == 0.0:
             reason = f"stack {stack.name} hides none of them ({constant} is 0)"
             hint = f"give a share of compute that they can hide behind, {constant}=0.5, or another stack"
             yield _idle(f"{name}=on", reason, hint)
+
+
+def _nothing_scattered(strategy: Strategy) -> str:
+    """Why no stage sends parts because of `scatter_gather`; '' where one does."""
+    if strategy.tp == 1 or strategy.pp == 1:
+        return "it splits what tensor-parallel devices of one stage send to the next"
+    return "sp=on sends parts already" if strategy.sp else ""
+
+
+def _nothing_selected(strategy: Strategy, attention: bool) -> str:
+    """Why selective remat runs nothing again; '' where it does."""
+    if not attention:
+        return "the model has no attention that is recognised"
+    return "flash attention stores no scores, and runs again anyway" if strategy.attention == "flash" else ""
 
 
 def _idle(asked: str, reason: str, hint: str = "") -> Finding:

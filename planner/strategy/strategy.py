@@ -94,7 +94,8 @@ def parse_strategy(given: AnyStrategy) -> Strategy:
     ``partition`` is written ``partition=10+10+12``.
 
     Raises:
-        InputError: MP180 for what is not a strategy, a field that there is not, or a value that it cannot have.
+        InputError: MP180 for what is not a strategy or names nothing of one, a field that there is not, or a value that
+            it cannot have.
     """
     if isinstance(given, Strategy):
         return check_strategy(given)
@@ -115,6 +116,9 @@ def parse_strategy(given: AnyStrategy) -> Strategy:
     else:
         message = f"a strategy is text, a mapping or a Strategy, not {type(given).__name__}"
         raise InputError("MP180", message, "write 'dp=8,tp=4,pp=2,microbatch=1'")
+    if not items:
+        hint = "write dp=8,tp=4,pp=2,microbatch=1; dp=1,microbatch=1 is one device, an example at a time"
+        raise InputError("MP180", "the strategy names none of its fields", hint)
     known = {f.name for f in fields(Strategy)}
     values = {}
     for key, value in items.items():

@@ -13,8 +13,10 @@ from costmodel.errors import InputError
 from costmodel.stack import Stack
 from planner.calibrating import Calibrated
 from planner.fitted_constants import with_kinds
+from planner.measured_runs import read_runs
 from planner.models.families.gpt import gpt
 from planner.report.calibration import document, render_calibration
+from planner.strategy.strategy import Strategy
 from profiles.catalogue import load_catalogue
 from profiles.constants import write_constants
 
@@ -152,6 +154,8 @@ GOOD = ("8,1,4,256,1.0", "4,2,4,256,1.1", "2,4,4,256,1.2", "8,1,8,256,1.0", "8,1
         ("dp,mbs,microbatch,global_batch,step_time_s", GOOD, "MP188", "two columns of 'microbatch'"),
         ("dp,tp,microbatch,global_batch,seq", GOOD, "MP188", "no column step_time_s"),
         (HEADER, (), "MP188", "has no runs"),
+        ("global_batch,step_time_s", ("256,1.0",) * 5, "MP180", "line 2: the strategy names none of its fields"),
+        ("strategy,global_batch,step_time_s", (",256,1.0",) * 5, "MP180", "line 2: the strategy names none"),
     ],
 )
 def test_a_bad_table_is_refused_with_its_line(
@@ -162,6 +166,12 @@ def test_a_bad_table_is_refused_with_its_line(
     with pytest.raises(InputError) as caught:
         planner.calibrate(path, cluster(), TASK)
     assert caught.value.code == code and words in caught.value.message
+
+
+def test_empty_cells_of_a_strategy_are_defaults(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("dp,tp,global_batch,step_time_s\n,,256,1.0\n")
+    (run,) = read_runs(tmp_path / "runs.csv")
+    assert run.strategy == Strategy()
 
 
 def test_a_run_without_a_model_is_refused() -> None:

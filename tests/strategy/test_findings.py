@@ -99,6 +99,15 @@ def test_zero_that_splits_a_part_says_what_stays_whole(estimator: planner.Estima
         ("pp=2,scatter_gather=on", {}, "tensor-parallel devices of one stage"),
         ("schedule=gpipe", {}, "pp=1 has no pipeline"),
         ("pp=2,schedule=gpipe", {}, ""),
+        ("tp=2,pp=2,sp=on,scatter_gather=on", {}, "sp=on sends parts already"),
+        ("tp=2,pp=2,scatter_gather=on", {}, ""),
+        ("zero=1", {}, "dp=1 has no replicas"),
+        ("dp=2,zero=1", {}, ""),
+        ("bucket_bytes=1000", {}, "dp=1 reduces no gradients"),
+        ("dp=2,bucket_bytes=1000", {}, ""),
+        ("attention=flash,remat=selective", {}, "flash attention stores no scores"),
+        ("attention=fused,remat=selective", {}, ""),
+        ("dp=2", {"gradient_overlap": 0.5}, "gradient_overlap=0.5 changes nothing: overlap_gradients is off"),
     ],
 )
 def test_what_changes_nothing_is_said(
@@ -108,6 +117,16 @@ def test_what_changes_nothing_is_said(
     found = [one for one in estimator(text, 12).findings if one.code == "MP178"]
     assert bool(found) == bool(said)
     assert not said or said in found[0].message
+
+
+@pytest.mark.parametrize("asked", ["attention=flash", "remat=selective"])
+def test_a_model_without_attention_has_none_to_compute_otherwise(cluster: str, asked: str) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.tanh(batch["x"] @ params["w"]) ** 2)
+
+    task = planner.TrainingTask(loss_fn=loss, params=WEIGHT, batch=ROWS, optimizer=optax.sgd(0.1))
+    (found,) = planner.estimate(task, cluster, f"microbatch=2,{asked}", global_batch=8).findings
+    assert found.message == f"{asked} changes nothing: the model has no attention that is recognised"
 
 
 def test_a_batch_that_must_stay_whole_is_not_estimated_in_parts(cluster: str) -> None:

@@ -36,6 +36,9 @@ def test_short_names_of_frameworks_are_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "names none of its fields"),
+        (" , ,", "names none of its fields"),
+        ({}, "names none of its fields"),
         ("dp", "no '='"),
         ("dp=8,dp=4", "twice"),
         ("dpp=8", "unknown field 'dpp'"),
