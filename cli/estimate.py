@@ -11,7 +11,7 @@ import click
 from cli.exitcodes import FINDINGS, OK
 from cli.failures import JSON_WANTED, error_document, show_error, wants_json
 from cli.fake_devices import look_for_no_accelerator
-from cli.options import COUNT, DURATION, json_option, model_option, output_option
+from cli.options import COUNT, DURATION, json_option, model_option, output_option, require_effect
 from cli.output import emit, emit_report, note, progress
 from costmodel.errors import PlanError
 
@@ -93,10 +93,15 @@ def command(
     With --compile each strategy is planned and its programs are compiled for their own device kinds: memory and
     collectives are then also the compiler's.
     """
+    require_effect("compile_timeout", compiling, "nothing is compiled without --compile")
     look_for_no_accelerator()
     import planner
     from planner.report.estimate import HEADINGS, render_comparison, render_estimate
+    from planner.strategy.constants import STACK
 
+    asked = [_Asked(text, alone=len(strategies) == 1) for text in strategies]
+    with_own = [STACK in (one.attempt(lambda one=one: one.constants) or ()) for one in asked]
+    require_effect("stack", not all(with_own), "every strategy names a stack of its own")
     if cluster is not None:
         target = planner.load_cluster(cluster)
     else:
@@ -107,7 +112,6 @@ def command(
     estimator = planner.Estimator(
         model=model, cluster=target, profile=profile, stack=stack, sequence=seq, layer_model=layer_model
     )
-    asked = [_Asked(text, alone=len(strategies) == 1) for text in strategies]
     for one in asked:
         one.estimate = one.attempt(lambda text=one.text: estimator(text, global_batch))
     if compiling:

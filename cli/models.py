@@ -5,7 +5,7 @@ import math
 
 import click
 
-from cli.options import COUNT, json_option, output_option
+from cli.options import COUNT, json_option, output_option, require_effect
 from cli.output import emit
 
 MOST_PARAMETERS = 30
@@ -21,6 +21,7 @@ def command(spec: str | None, seq: int | None, as_json: bool, output: str | None
 
     SPEC is whatever --model takes: a built-in name, family(key=value,...), a config.json, or path.py:function.
     """
+    require_effect("seq", spec is not None, "the list has each model with its own; name one SPEC")
     if spec is None:
         _list(as_json, output)
     else:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cli.failures import JSON_WANTED
 
@@ -33,6 +34,28 @@ def check_place(ctx: click.Context, param: click.Parameter, value: str | None) -
 
         require_writable(value)
     return value
+
+
+def require_effect(name: str, effect: bool, why: str) -> None:
+    """An option of the running command that was given must change something.
+
+    Args:
+        name: of the command's parameter; effect: whether its value matters beside what else was given.
+        why: when it matters, as a sentence's end.
+
+    Raises:
+        click.UsageError: it was given, and without effect.
+    """
+    context = click.get_current_context()
+    if effect or not is_given(context, name):
+        return
+    option = next(param.opts[0] for param in context.command.params if param.name == name)
+    raise click.UsageError(f"{option} changes nothing: {why}")
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether the command line has a parameter, be it with its default's value."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def output_option(what: str, help_text: str | None = None) -> Decorator:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.fake_devices import request_cpu_devices
-from cli.options import COUNT, DURATION, json_option, model_option, output_option
+from cli.options import COUNT, DURATION, is_given, json_option, model_option, output_option, require_effect
 from cli.output import note, progress
 from cli.profile_calibrate import calibrate
 from cli.profile_files import coverage, import_table, merge, show
@@ -49,6 +49,11 @@ def command(ctx: click.Context, **options: Any) -> None:
     """
     if ctx.invoked_subcommand is None:
         _measure(**options)
+        return
+    given = [param.opts[0] for param in command.params if param.name is not None and is_given(ctx, param.name)]
+    if given:
+        message = f"{', '.join(given)} before {ctx.invoked_subcommand!r}: of measuring, which {ctx.invoked_subcommand} "
+        raise click.UsageError(f"{message}does not; options of {ctx.invoked_subcommand} stand behind it")
 
 
 command.add_command(calibrate)
@@ -74,6 +79,8 @@ def _measure(
 ) -> None:
     if blocks and model is None:
         raise click.UsageError("--blocks needs --model: they are a model's")
+    require_effect("seq", model is not None, "without --model no model is captured")
+    require_effect("microbatches", model is not None, "without --model no model's ops are measured")
     if resume is not None and fresh:
         raise click.UsageError("--resume goes on with a profile, --fresh with none: give one of them")
     if fake_devices is not None and request_cpu_devices(fake_devices, only=True):

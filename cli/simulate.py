@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cli.exitcodes import FINDINGS, OK
-from cli.options import check_place, json_option, output_option
+from cli.options import check_place, json_option, output_option, require_effect
 from cli.output import emit, emit_report, save
 from costmodel.schedule.schedules import NAMES, WITH_CHUNKS
 
@@ -137,6 +137,7 @@ def command(
     for name, given in (("--slow", [place for place, _ in slow]), ("--delay", [place for place, _ in delay])):
         if len(set(given)) < len(given):
             raise click.UsageError(f"{name} names one place twice: {', '.join(given)}")
+    require_effect("seed", jitter != 0.0, "it is the seed of --jitter, such as --jitter 5%")
     step = planner.simulate(
         planner.load_plan(plan_file),
         schedule=schedule,

@@ -8,7 +8,7 @@ import click
 from cli.exitcodes import FINDINGS, OK, USAGE
 from cli.failures import JSON_WANTED
 from cli.fake_devices import look_for_no_accelerator
-from cli.options import COUNT, DURATION, model_option, note_json, output_option
+from cli.options import COUNT, DURATION, is_given, model_option, note_json, output_option, require_effect
 from cli.output import emit
 from costmodel.errors import InputError
 
@@ -61,6 +61,10 @@ def command(
     from planner.check.formats import FORMATS as LEGAL
     from planner.check.formats import render
 
+    if as_json and form != "json" and is_given(context, "form"):
+        raise click.UsageError(f"--json and --format {form} were both given: give one of them")
+    require_effect("compile_timeout", compiling, "nothing is compiled without --compile")
+    require_effect("seq", compiling or model is not None, "the model is captured with --model or --compile alone")
     form = "json" if as_json else form
     context.meta[JSON_WANTED] = form == "json"
     import planner

@@ -95,11 +95,15 @@ def plan(
     name, sequence = given.require_text("name", name), given.optional_count("sequence", sequence)
     target = given.require_cluster(cluster, call)
     named = None
+    if pins is not None and strategy is None:
+        given.require_alone("pins", {"stages": stages})
     if strategy is not None:
         others = {"microbatch": microbatch, "max_microbatch": max_microbatch, "schedule": schedule}
         given.require_alone("strategy", {**others, "stages": stages, "pins": pins})
         named = strategy_pins(strategy, target, global_batch)
         pins, microbatch, schedule = named.stages, named.microbatch, named.schedule
+    elif microbatch is not None:
+        given.require_alone("microbatch", {"max_microbatch": max_microbatch})
     measured = given.require_profile(profile, call)
     if not isinstance(model, str):
         given.require_no_sequence(sequence)

@@ -66,13 +66,14 @@ def import_layers(
         columns: what is read -> the column's name, where it is not as in `COLUMNS`.
 
     Raises:
-        InputError: MP165, with the line: `columns` names what is not read, a column is missing, a row is cut
-            short or repeats another with other figures, a number is missing, negative or not finite, or no row is of
-            that model and GPU.
+        InputError: MP165, with the line: `columns` names what is not read or not there, a column is missing (that of
+            `gpu` too, where it is given), a row is cut short or repeats another with other figures, a number is
+            missing, negative or not finite, or no row is of that model and GPU.
     """
     names = _column_names(columns or {})
     rows, header = _rows(text, source)
     _require_columns(header, names, source)
+    _require_named(header, columns or {}, gpu, names["gpu"], source)
     mine = _of(_of(rows, names["model"], model, "model", source), names["gpu"], gpu, "gpu", source)
     blocks: dict[str, tuple[int, BlockTime]] = {}
     for row in mine:
@@ -134,6 +135,19 @@ def _require_columns(header: Sequence[str], names: Mapping[str, str], source: st
         wanted = ", ".join(repr(names[name]) for name in missing)
         hint = f"say which column it is: --column {missing[0]}=NAME; the table has {', '.join(header)}"
         raise InputError("MP165", f"{source} has no column {wanted}", hint)
+
+
+def _require_named(
+    header: Sequence[str], columns: Mapping[str, str], gpu: str | None, gpu_column: str, source: str
+) -> None:
+    """What is asked for by name, also of columns that a table need not have, must be there."""
+    for name, column in columns.items():
+        if column not in header:
+            message = f"{source} has no column {column!r}, which {name} is to be read from"
+            raise InputError("MP165", message, suggestion(column, header, "the table has"))
+    if gpu is not None and gpu_column not in header:
+        message = f"{source} has no column {gpu_column!r} that says which rows are of {gpu!r}"
+        raise InputError("MP165", message, "leave out --gpu, or say which column it is: --column gpu=NAME")
 
 
 def _of(rows: Sequence[_Row], column: str, wanted: str | None, what: str, source: str) -> list[_Row]:

@@ -10,6 +10,7 @@ import pytest
 import planner
 from costmodel.errors import InputError, MismatchError
 from planner.check.rules import check_plan
+from planner.search.pinned import GroupPin, StagePin
 from tests.plans import tiny_cluster, tiny_plan
 
 shape = jax.ShapeDtypeStruct
@@ -127,6 +128,7 @@ def test_an_optimizer_that_is_none(optimizer):
         task(optimizer=optimizer)
 
 
+PINS = (StagePin(groups=(GroupPin(pool="a", devices=2),)),)
 PLAN_ARGUMENTS = [
     ({"stages": 0}, "stages=0; it must be at least 1"),
     ({"stages": 1.5}, "stages is a float, 1.5"),
@@ -135,6 +137,8 @@ PLAN_ARGUMENTS = [
     ({"schedule": 2}, "schedule=2"),
     ({"max_microbatch": -1}, "max_microbatch=-1"),
     ({"microbatch": 3}, "microbatch=3 does not divide global_batch=16"),
+    ({"microbatch": 4, "max_microbatch": 8}, "microbatch and max_microbatch were both given"),
+    ({"pins": PINS, "stages": 2}, "pins and stages were both given"),
     ({"global_batch": 0}, "global_batch=0; it must be at least 1"),
     ({"global_batch": 12.0}, "global_batch is a float, 12.0"),
     ({"global_batch": "12"}, "global_batch is a str, '12'"),

@@ -102,6 +102,41 @@ def test_usage(call, args, part):
         assert done.err.startswith("error MP100: ") and "--help` lists" in done.err
 
 
+ESTIMATE = ["estimate", "--model", "gpt2", "--global-batch", "8", "--cluster", "mixed.toml", "--strategy"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["simulate", "good.plan.json", "--seed", "3"], "--seed changes nothing: it is the seed of --jitter"),
+        (["simulate", "good.plan.json", "--seed", "3", "--jitter", "0"], "--seed changes nothing"),
+        ([*ESTIMATE, "dp=2", "--compile-timeout", "9s"], "--compile-timeout changes nothing"),
+        ([*ESTIMATE, "dp=2,stack=selene", "--stack", "vtrain"], "--stack changes nothing: every strategy names"),
+        (
+            ["validate", "good.plan.json", "--cluster", "mixed.toml", "--compile-timeout", "10m"],
+            "--compile-timeout changes nothing: nothing is compiled without --compile",
+        ),
+        (["validate", "good.plan.json", "--cluster", "mixed.toml", "--seq", "8"], "--seq changes nothing"),
+        (
+            ["validate", "good.plan.json", "--cluster", "mixed.toml", "--json", "--format", "text"],
+            "--json and --format text were both given",
+        ),
+        (["models", "--seq", "8"], "--seq changes nothing: the list has each model with its own"),
+        (["profile", "--seq", "8", "-o", "x"], "--seq changes nothing: without --model"),
+        (["profile", "--microbatch", "1", "-o", "x"], "--microbatch changes nothing: without --model"),
+        (["profile", "--budget", "9s", "--json", "show", "x"], "--budget, --json before 'show'"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(call, args, said):
+    done = call(*args)
+    assert done.code == 2 and done.err.startswith("error MP100: ") and said in " ".join(done.err.split())
+
+
+def test_options_that_change_something_are_not(call):
+    assert call("simulate", "good.plan.json", "--seed", "3", "--jitter", "5%").code == 0
+    assert call("validate", "good.plan.json", "--cluster", "mixed.toml", "--json", "--format", "json").code == 0
+
+
 def test_errors_are_documents_too_with_json(call):
     done = call("explain", "none.json", "--json")
     assert done.code == 2

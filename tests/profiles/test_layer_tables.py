@@ -91,6 +91,9 @@ def test_one_time_of_both_passes_is_split_and_marked_so() -> None:
         (table("1", header="layer"), {}, "has no column 'micro_batch_seqs', 'forward_s', 'backward_s'"),
         (GOOD, {"columns": {"speed": "x"}}, "no column 'speed' is read"),
         (GOOD, {"columns": {"layer": "lay"}}, "has no column 'lay'"),
+        (GOOD, {"columns": {"tp": "TP"}}, "has no column 'TP', which tp is to be read from"),
+        (GOOD, {"columns": {"update_s": "upd_ms"}}, "has no column 'upd_ms'"),
+        (table("1,0,0.1,0.2", header="micro_batch_seqs,layer,forward_s,backward_s"), {"gpu": "x"}, "rows are of 'x'"),
     ],
 )
 def test_every_mistake_is_named_with_its_line(text: str, options: dict, words: str) -> None:
