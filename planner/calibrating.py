@@ -24,9 +24,11 @@ from costmodel.stack import Stack
 from planner import arguments as given
 from planner.api import load_task
 from planner.estimating import given_stack
-from planner.fitted_constants import before, candidates, fitted_kinds, put, with_kinds
+from planner.fitted_constants import before, candidates, fitted_kinds, kind_findings, put, with_kinds
 from planner.frontend.task import TrainingTask
 from planner.measured_runs import MeasuredRun, given_runs, read_runs
+from planner.planfile.schema import Finding
+from planner.run_times import require_seconds
 from planner.strategy.captured import CapturedModel
 from planner.strategy.estimator import StrategyEstimator
 from profiles.calibrate import FEWEST, Calibration, Constant, half_width
@@ -84,6 +86,7 @@ class Calibrated:
         improved: whether held-out runs are predicted better than by the base; if not, `constants` has the base's.
         fitted: as fitted, also where they were not kept.
         parts: in which runs were held out.
+        findings: what was given and changes nothing (MP178).
     """
 
     constants: Constants
@@ -93,6 +96,7 @@ class Calibrated:
     fitted: tuple[FittedConstant, ...]
     runs: tuple[RunError, ...]
     parts: int
+    findings: tuple[Finding, ...] = ()
 
     @property
     def stack(self) -> Stack:
@@ -158,9 +162,9 @@ def calibrate(
         each run's measured and predicted time.
 
     Raises:
-        InputError: MP186 fewer than five runs or three configurations, or a time that is no positive number; MP188 the
-            runs cannot be read; MP180 to MP185 a strategy that cannot be, or that the cluster, the model or the batch
-            does not admit, with the line of the run.
+        InputError: MP186 fewer than five runs or three configurations, or a time that is no positive number or far from
+            any that constants explain (`planner.run_times`); MP188 the runs cannot be read; MP180 to MP185 a strategy
+            that cannot be, or that the cluster, the model or the batch does not admit, with the line of the run.
     """
     call = 'planner.calibrate("runs.csv", "cluster.toml", "gpt2")'
     target = given.require_cluster(cluster, call)
@@ -175,7 +179,9 @@ def calibrate(
     predict = _Predictor(found, target, _tasks(found, named, sequence))
     own = {group.device.name: group.device for group in target.groups}
     kinds = {key: constants.of(kind) for key, kind in own.items()} if constants is not None else own
-    return _calibrated(predict, base, kinds, own, source, name, progress)
+    result = _calibrated(predict, base, kinds, own, source, name, progress)
+    unused = _unused_arguments(found, model, sequence)
+    return replace(result, findings=(*unused, *kind_findings(constants, target)))
 
 
 def _calibrated(
@@ -190,6 +196,7 @@ def _calibrated(
     runs = predict.runs
     measured = np.array([run.step_time_s for run in runs])
     before_s = predict(base, kinds)
+    require_seconds(runs, before_s, base.name)
     per_step = max(run.global_batch // (run.strategy.dp * run.strategy.microbatch) for run in runs)
     matters = _mattering(predict, base, kinds, candidates(base, kinds, float(measured.min()), per_step))
     whole = _fit(predict, base, kinds, matters, measured)
@@ -303,6 +310,16 @@ def _tasks(
         except InputError as error:
             raise InputError(error.code, f"{run.place}: {error.message}", error.hint) from None
     return found
+
+
+def _unused_arguments(runs: Sequence[MeasuredRun], model: object, sequence: int | None) -> list[Finding]:
+    """MP178 of a model or sequence length that every run names its own of."""
+    unused = []
+    if model is not None and all(run.model is not None for run in runs):
+        unused.append("the model that is given changes nothing: every run names its own")
+    if sequence is not None and all(run.sequence is not None for run in runs):
+        unused.append(f"sequence length {sequence} changes nothing: every run names its own")
+    return [Finding(code="MP178", severity="note", message=message) for message in unused]
 
 
 __all__ = ["Calibrated", "FittedConstant", "RunError", "calibrate"]

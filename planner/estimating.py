@@ -20,6 +20,7 @@ from costmodel.provenance import Provenance, weakest
 from costmodel.stack import Stack, check_stack
 from planner import arguments as given
 from planner.api import load_task
+from planner.fitted_constants import kind_findings
 from planner.frontend.task import TrainingTask
 from planner.planfile.schema import Finding
 from planner.profile_facts import facts_of_kinds, with_measured_size
@@ -132,7 +133,9 @@ class Estimator:
     _facts: Mapping[str, Facts] = field(init=False)
     _layers: LayerTable | None = field(init=False)
     _target: Cluster = field(init=False)
-    _estimators: dict[Stack, StrategyEstimator] = field(default_factory=dict, init=False)
+    _estimators: dict[tuple[Stack, Constants | None], tuple[StrategyEstimator, tuple[Finding, ...]]] = field(
+        default_factory=dict, init=False
+    )
 
     def __post_init__(self) -> None:
         call = 'planner.estimate(task, "cluster.toml", "dp=8,tp=4,microbatch=1", global_batch=512)'
@@ -160,10 +163,11 @@ class Estimator:
         batch = given.require_count("global_batch", global_batch, most=given.LARGEST_BATCH)
         text, stack = split_constants(strategy)
         wanted = parse_strategy(text)
-        estimator = self._estimator(stack)
+        estimator, of_constants = self._estimator(stack)
         step = estimator.step(wanted, batch)
         memory = MemoryEstimate(stages=estimator.memory(wanted, batch))
-        return self._record(wanted, batch, estimator, step, memory, estimator.findings(wanted, stack))
+        found = (*of_constants, *estimator.findings(wanted, stack))
+        return self._record(wanted, batch, estimator, step, memory, found)
 
     def many(self, strategies: Iterable[AnyStrategy], global_batch: int) -> list[Estimate]:
         """Estimates of many strategies, in order.
@@ -180,14 +184,16 @@ class Estimator:
                 raise InputError(error.code, f"strategy {shown}: {error.message}", error.hint) from None
         return found
 
-    def _estimator(self, changes: Mapping[str, Any]) -> StrategyEstimator:
+    def _estimator(self, changes: Mapping[str, Any]) -> tuple[StrategyEstimator, tuple[Finding, ...]]:
+        """The estimator under the given stack with some constants changed, and what of its document changes nothing."""
         stack, constants = self._stack(changes)
-        if stack not in self._estimators:
+        if (stack, constants) not in self._estimators:
             cluster = constants.on(self._target) if constants is not None else self._target
-            self._estimators[stack] = StrategyEstimator(
+            estimator = StrategyEstimator(
                 model=self._captured, cluster=cluster, stack=stack, facts=self._facts, layers=self._layers
             )
-        return self._estimators[stack]
+            self._estimators[stack, constants] = estimator, kind_findings(constants, self._target)
+        return self._estimators[stack, constants]
 
     def _stack(self, changes: Mapping[str, Any]) -> tuple[Stack, Constants | None]:
         changes = dict(changes)

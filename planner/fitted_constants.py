@@ -7,9 +7,12 @@ import msgspec
 
 from costmodel.cluster import COLLECTIVE_START_S, INTER_EFFICIENCY, TIER_EFFICIENCY, Cluster
 from costmodel.device_kind import DeviceKind
+from costmodel.documents import suggestion
 from costmodel.stack import Stack
+from planner.check.finding import some
+from planner.planfile.schema import Finding
 from profiles.calibrate import Constant
-from profiles.constants import SHARES, FittedKinds
+from profiles.constants import SHARES, Constants, FittedKinds
 
 STACK = "stack"
 """Owner of a stack's constants; those of a device kind are owned by its name."""
@@ -115,3 +118,17 @@ def fitted_kinds(kinds: Kinds, own: Kinds, fitted_on: str) -> tuple[FittedKinds,
         if changed:
             entries = [*entries, FittedKinds(kinds=(name,), fitted_on=fitted_on, **changed)]
     return tuple(entries)
+
+
+def kind_findings(constants: Constants | None, cluster: Cluster) -> tuple[Finding, ...]:
+    """MP178 of constants that were fitted for device kinds which the cluster does not have."""
+    own = {group.device.name for group in cluster.groups}
+    named = dict.fromkeys(name for one in (constants.fitted if constants is not None else ()) for name in one.kinds)
+    unused = [name for name in named if name not in own]
+    if not unused:
+        return ()
+    message = f"constants fitted for {some(unused, limit=4)} change nothing: the cluster has {', '.join(sorted(own))}"
+    if len(unused) < len(named):
+        return (Finding(code="MP178", severity="note", message=message),)
+    hint = f"in `kinds` stand device kinds as the cluster has them; {suggestion(unused[0], own, 'it has')}"
+    return (Finding(code="MP178", severity="warning", message=message, hint=hint),)

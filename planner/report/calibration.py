@@ -10,8 +10,9 @@ from costmodel.units import format_seconds
 from planner.calibrating import Calibrated
 from planner.report.estimate import strategy_words
 from planner.report.table import format_table
+from planner.report.text import format_findings
 
-HEADINGS = ("Error of the step time", "Constants", "Runs")
+HEADINGS = ("Error of the step time", "Constants", "Runs", "Findings")
 
 _WHICH = (("before", "before"), ("after", "fitted to all runs"), ("held_out", "fitted to the other runs"))
 
@@ -31,6 +32,8 @@ def render_calibration(found: Calibrated) -> str:
     if found.fitted:
         sections.append(f"Constants\n{_constants(found)}")
     sections.append(f"Runs\n{_runs(found)}")
+    if found.findings:
+        sections.append(f"Findings\n{format_findings(found.findings)}")
     return "\n\n".join(sections) + "\n"
 
 
@@ -44,6 +47,7 @@ def document(found: Calibrated) -> dict[str, Any]:
         "improved": found.improved,
         "parts": found.parts,
         "mean_error": {name: found.mean_error(name) for name, _ in _WHICH},
+        "findings": [msgspec.to_builtins(finding) for finding in found.findings],
         "constants": [dataclasses.asdict(one) for one in found.fitted],
         "runs": [
             {

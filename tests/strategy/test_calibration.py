@@ -12,13 +12,13 @@ from costmodel.cluster import Cluster, parse_cluster
 from costmodel.errors import InputError
 from costmodel.stack import Stack
 from planner.calibrating import Calibrated
-from planner.fitted_constants import with_kinds
+from planner.fitted_constants import kind_findings, with_kinds
 from planner.measured_runs import read_runs
 from planner.models.families.gpt import gpt
 from planner.report.calibration import document, render_calibration
 from planner.strategy.strategy import Strategy
 from profiles.catalogue import load_catalogue
-from profiles.constants import write_constants
+from profiles.constants import Constants, FittedKinds, write_constants
 
 TASK = gpt(hidden=1024, layers=8, heads=16, vocab=8192, seq=512)
 BATCH = 256
@@ -172,6 +172,59 @@ def test_empty_cells_of_a_strategy_are_defaults(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text("dp,tp,global_batch,step_time_s\n,,256,1.0\n")
     (run,) = read_runs(tmp_path / "runs.csv")
     assert run.strategy == Strategy()
+
+
+@pytest.mark.parametrize(
+    ("factor", "rows", "said"),
+    [
+        (1000.0, 8, "8 of 8 runs are so far off"),
+        (1000.0, 1, "1 of 8 runs are so far off"),
+        (1e-3, 8, "as short as the"),
+    ],
+)
+def test_times_in_another_unit_are_refused(factor: float, rows: int, said: str) -> None:
+    given = runs(noise=0.0)
+    for one in given[:rows]:
+        one["step_time_s"] = factor * float(one["step_time_s"])  # type: ignore[arg-type]
+    with pytest.raises(InputError) as caught:
+        planner.calibrate(given, cluster(), TASK)
+    assert caught.value.code == "MP186" and said in caught.value.message
+    assert f"run 0: step_time_s is {given[0]['step_time_s']:g}, " in caught.value.message
+    assert "is in seconds" in caught.value.hint
+
+
+def test_what_is_given_and_not_used_is_said() -> None:
+    kinds = FittedKinds(kinds=("H100-SXM5-80GB", "A100-SXM4-40GB"), matmul_efficiency=0.5)
+    document_of = Constants(stacks=(Stack(name="mine"),), fitted=(kinds,))
+    (found,) = kind_findings(document_of, cluster())
+    assert (found.code, found.severity) == ("MP178", "warning") and "H100-SXM5-80GB" in found.message
+    assert "did you mean A100-SXM4-80GB?" in found.hint or "A100-SXM4-80GB" in found.hint
+    both = Constants(fitted=(kinds, FittedKinds(kinds=("A100-SXM4-80GB",), matmul_efficiency=0.5)))
+    assert [one.severity for one in kind_findings(both, cluster())] == ["note"]
+    assert kind_findings(Constants(), cluster()) == kind_findings(None, cluster()) == ()
+
+
+def test_estimates_say_whose_fitted_constants_they_leave_out(tmp_path: Path) -> None:
+    kinds = FittedKinds(kinds=("H100-SXM5-80GB",), matmul_efficiency=0.5)
+    write_constants(tmp_path / "other.toml", Constants(stacks=(Stack(name="mine"),), fitted=(kinds,)))
+    found = planner.estimate(TASK, cluster(), "dp=8,microbatch=4", global_batch=256, stack=str(tmp_path / "other.toml"))
+    assert [one.code for one in found.findings] == ["MP178"] and "H100-SXM5-80GB" in found.findings[0].message
+
+
+def test_a_model_that_no_run_takes_is_said() -> None:
+    spec = "gpt(hidden=64,layers=2,heads=4,vocab=128,seq=32)"
+    step_s = planner.estimate(spec, cluster(), "dp=2,microbatch=4", global_batch=64).step_time_s
+    named = [
+        {"strategy": f"dp={dp},microbatch=4", "global_batch": 64, "step_time_s": step_s, "model": spec, "seq": 32}
+        for dp in (1, 2, 4, 8, 16)
+    ]
+    found = planner.calibrate(named, cluster(), "gpt2", sequence=16)
+    assert [one.message.partition(" changes")[0] for one in found.findings] == [
+        "the model that is given",
+        "sequence length 16",
+    ]
+    assert "note MP178: sequence length 16 changes nothing" in render_calibration(found)
+    assert [one["code"] for one in document(found)["findings"]] == ["MP178"] * 2
 
 
 def test_a_run_without_a_model_is_refused() -> None:
