@@ -117,7 +117,15 @@ class _Flattener:
     equations: list[Equation] = field(default_factory=list)
     constants: dict[Value, Any] = field(default_factory=dict)
 
-    def run(self, jaxpr: Any, consts: Any, inputs: list[Operand], scopes: tuple[Scope, ...]) -> list[Operand]:
+    def run(
+        self, jaxpr: Any, consts: Any, inputs: list[Operand], scopes: tuple[Scope, ...], caller: str = ""
+    ) -> list[Operand]:
+        """Adds a jaxpr's equations and returns its outputs.
+
+        Args:
+            caller: the user's line that calls it, for equations that tell none of their own: JAX traces its functions
+                once, wherever that was.
+        """
         env: dict[Any, Operand] = {}
 
         def read(atom: Any) -> Operand:
@@ -133,13 +141,13 @@ class _Flattener:
         env.update(zip(jaxpr.invars, inputs, strict=True))
         for eqn in jaxpr.eqns:
             args = [read(atom) for atom in eqn.invars]
-            name = eqn.primitive.name
+            name, source = eqn.primitive.name, jc.source_of(eqn) or caller
             if name in self.inlined:
                 inner = _implementation(eqn) if name in COMPOSITES else jc.inner_jaxpr(eqn)
                 around = scopes
                 if name in ("remat2", "remat", "checkpoint"):
                     around = (*scopes, Scope(next(self.scopes), eqn.params["policy"], eqn.params["prevent_cse"]))
-                results = self.run(inner.jaxpr, inner.consts, args, around)
+                results = self.run(inner.jaxpr, inner.consts, args, around, source)
             else:
                 label = f"{self.prefix}{name}.{self.counts[name]}"
                 self.counts[name] += 1
@@ -147,9 +155,7 @@ class _Flattener:
                     args = [self._lift(a) for a in args]
                 results = [Value(label if i == 0 else f"{label}:{i}", v.aval) for i, v in enumerate(eqn.outvars)]
                 self.equations.append(
-                    Equation(
-                        label, eqn.primitive, tuple(args), tuple(results), dict(eqn.params), jc.source_of(eqn), scopes
-                    )
+                    Equation(label, eqn.primitive, tuple(args), tuple(results), dict(eqn.params), source, scopes)
                 )
             env.update((var, value) for var, value in zip(eqn.outvars, results, strict=True) if not jc.is_drop(var))
         return [read(atom) for atom in jaxpr.outvars]

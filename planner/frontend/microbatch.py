@@ -23,6 +23,7 @@ from planner.frontend.ops import op_from_equation, rule_for
 from planner.frontend.rules.region import Region, join_program
 from planner.frontend.task import TrainingTask
 from planner.frontend.trace import input_names, trace
+from planner.frontend.user_code import defined_at
 
 CARRIES_SCALE = (
     "reshape",
@@ -39,7 +40,8 @@ LARGEST_TAIL = 1 << 20  # elements; the tail is evaluated on ones to compare its
 
 @dataclass(frozen=True)
 class MicrobatchCheck:
-    """Whether microbatches keep the task's meaning; if not, why, and which op says so."""
+    """Whether microbatches keep the task's meaning; if not, why, which op says so where one does, and the line of the
+    user's code: the op's, or that which made the loss."""
 
     splits: bool
     reason: str = ""
@@ -49,8 +51,13 @@ class MicrobatchCheck:
     @property
     def message(self) -> str:
         """Why the batch cannot be split, and where it says so."""
-        where = f" in {self.op} ({self.source})" if self.op else ""
-        return f"the batch cannot be split into microbatches: {self.reason}{where}"
+        return f"the batch cannot be split into microbatches: {self.why}"
+
+    @property
+    def why(self) -> str:
+        """The reason, and where it stands."""
+        op, line = f" in {self.op}" if self.op else "", f" ({self.source})" if self.source else ""
+        return f"{self.reason}{op}{line}"
 
 
 DECLARE = (
@@ -79,7 +86,8 @@ def check_microbatches(task: TrainingTask) -> MicrobatchCheck:
                 if expected == 0.5
                 else "a sum: its factor should not depend on the batch"
             )
-            return MicrobatchCheck(False, f"the loss is declared {what}, but it changes by {ratio:.3g}")
+            reason = f"the loss is declared {what}, but it changes by {ratio:.3g}"
+            return MicrobatchCheck(False, reason, source=_line(task, large.program, large.program.outputs[position]))
     return MicrobatchCheck(True)
 
 
@@ -115,11 +123,29 @@ def _at(task: TrainingTask, size: int) -> _Followed | MicrobatchCheck:
     batch = {n: d for n, d in starts.items() if n in used}
     found = spread(joined, joined.classes.find("batch"), batch, affine=mean, redrawn=True)
     if isinstance(found, Obstacle):
-        return MicrobatchCheck(False, found.reason, found.equation.name, found.equation.source)
+        line = _line(task, program, *found.equation.outputs[:1], *found.equation.inputs)
+        return MicrobatchCheck(False, found.reason, found.equation.name, found.equation.source or line)
     for operand in program.outputs:
         if isinstance(operand, Value) and found.states.get(operand.name, -2) >= 0:
-            return MicrobatchCheck(False, "the loss keeps a batch dim")
+            return MicrobatchCheck(False, "the loss keeps a batch dim", source=_line(task, program, operand))
     return _Followed(program, found)
+
+
+def _line(task: TrainingTask, program: Program, *operands: Any) -> str:
+    """The line of the user's code that made the first of these values that one did, or what they were made of; else
+    where the loss function begins."""
+    makers = {v.name: e for e in program.equations for v in e.outputs}
+    waiting, seen = list(operands), set[str]()
+    while waiting:
+        operand = waiting.pop(0)
+        if not isinstance(operand, Value) or operand.name in seen or operand.name not in makers:
+            continue
+        seen.add(operand.name)
+        maker = makers[operand.name]
+        if maker.source:
+            return maker.source
+        waiting += maker.inputs
+    return defined_at(task.loss_fn)
 
 
 def _counted(program: Program, weight: Any) -> Any:

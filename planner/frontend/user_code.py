@@ -1,6 +1,10 @@
 """Where in the user's code an error arose, for messages."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 _OWN = str(Path(__file__).parents[1])
 
@@ -21,3 +25,14 @@ def first_line(error: BaseException) -> str:
     """``ValueError: what is wrong``, one line."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """``file.py:12 (function)``: where a function begins, what wraps it left aside; '' if it is not Python's."""
+    plain: Any = inspect.unwrap(function)
+    while isinstance(plain, functools.partial):
+        plain = inspect.unwrap(plain.func)
+    if not inspect.isroutine(plain):
+        plain = type(plain).__call__  # an object that is called
+    code = getattr(plain, "__code__", None)
+    return "" if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno} ({code.co_name})"

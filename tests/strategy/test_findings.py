@@ -1,5 +1,7 @@
 """What a strategy asks for and does not get is refused, or said."""
 
+import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 import planner
 from costmodel.errors import InputError
+from planner.frontend.microbatch import check_microbatches
+from planner.frontend.user_code import defined_at
 from planner.models.families.gpt import gpt
 
 TEXT = 'name = "{0}"\n[[group]]\nname = "a"\nnodes = 1\ndevice = "A100-SXM4-80GB"\ndevices_per_node = {0}\n'
@@ -139,3 +143,48 @@ def test_a_batch_that_must_stay_whole_is_not_estimated_in_parts(cluster: str) ->
         planner.estimate(task, cluster, "microbatch=2", global_batch=8)
     assert found.value.code == "MP170" and "microbatch=8 keeps it whole" in found.value.hint
     assert planner.estimate(task, cluster, "microbatch=8", global_batch=8).microbatches == 1
+
+
+def _of_examples(params: Any, batch: Any) -> Any:
+    return jnp.mean(jnp.tanh(batch["x"] @ params["w"]), axis=1)
+
+
+def _kept(params: Any, batch: Any) -> Any:
+    return _of_examples(params, batch)[0]
+
+
+def _summed(params: Any, batch: Any) -> Any:
+    return jnp.sum(_of_examples(params, batch))
+
+
+def _sorted(params: Any, batch: Any) -> Any:
+    return jnp.mean(jnp.sort(_of_examples(params, batch)) * 2.0)
+
+
+class _Called:
+    def __call__(self, params: Any, batch: Any) -> Any:
+        return _summed(params, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        (_kept, "_kept"),
+        (_summed, "_summed"),
+        (_sorted, "_sorted"),
+        (jax.jit(_summed), "_summed"),
+        (functools.partial(_summed), "_summed"),
+        (_Called(), "_summed"),
+    ],
+)
+def test_a_batch_that_stays_whole_has_the_line_that_says_so(loss: Any, line: str) -> None:
+    task = planner.TrainingTask(loss_fn=loss, params=WEIGHT, batch=ROWS, optimizer=optax.sgd(0.1))
+    check = check_microbatches(task)
+    assert not check.splits
+    assert re.fullmatch(rf"test_findings.py:\d+ \({line}\)", check.source) and f"({check.source})" in check.message
+
+
+def test_where_a_function_begins() -> None:
+    for loss in (_summed, jax.jit(_summed), functools.partial(jax.jit(_summed))):
+        assert defined_at(loss) == f"test_findings.py:{_summed.__code__.co_firstlineno} (_summed)"
+    assert defined_at(_Called()).endswith("(__call__)") and defined_at(len) == ""

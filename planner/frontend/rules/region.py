@@ -327,7 +327,7 @@ class Region(Rule):
             if isinstance(solution, Obstacle):
                 reason, at = solution.reason, solution.equation
                 if at.primitive.name not in REGIONS:
-                    reason += f" ({at.name} {at.source})"
+                    reason += f" ({' '.join(filter(None, (at.name, at.source)))})"
             else:
                 missing = {s for s in solution.results if s < 0}
                 combine = "sum" if PARTIAL in missing else "same" if missing else "none"
