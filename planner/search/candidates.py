@@ -1,7 +1,7 @@
 """Candidates for stages: meshes of a device group, and the solved decision on each, kept for reuse."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,6 +31,10 @@ FINAL = SearchBudget(relative_gap=0.02, mip_nodes=50)
 Mesh = tuple[int, ...]
 _Seen = tuple[tuple[AxisLink, ...], float]  # links of a mesh's axes, slowdown of its slowest device
 Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
+
+
+INSTANT_S = 1e-9
+"""Least time of a stage of which nothing is proven."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +342,30 @@ class Candidates:
         return Decision(
             space=space, setting=setting, choice=solution.choice, time_s=solution.time_s, bound_s=solution.bound_s
         )
+
+    def nearest_of(
+        self,
+        pool: DeviceGroup,
+        several: Iterable[Mesh],
+        microbatch: int,
+        *,
+        microbatches: int,
+        stages: int,
+        in_flight: int,
+    ) -> Decision | None:
+        """`nearest` of several meshes, with whatever remat is allowed. It may fit stages of unequal parts of the model
+        yet: nothing is proven of its time."""
+        found: list[tuple[float, Decision]] = []
+        for mesh in several:
+            for remat in self.remats:
+                setting = Setting(microbatches=microbatches, stages=stages, in_flight=in_flight, remat=remat)
+                decision = self.nearest(pool, mesh, microbatch, setting)
+                if decision is not None:
+                    problem = self._problem(decision.space, setting, decision.space.pricing.kind.usable_bytes)
+                    found.append((evaluate(problem, decision.choice).excess_bytes, decision))
+                    unproven = replace(decision, bound_s=INSTANT_S)
+                    self._decisions[pool.name, mesh, microbatch, setting, 1.0, SCREEN] = unproven
+        return min(found, key=lambda pair: pair[0])[1] if found else None
 
     def both(
         self,

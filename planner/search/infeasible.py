@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from costmodel.errors import InfeasibleError
-from costmodel.units import format_bytes
+from costmodel.units import format_bytes, format_count
 from planner.search.candidates import Candidates, meshes, pool_devices
 from planner.search.layout import GroupChoice, Layout, StageChoice, held_parameters
 from planner.search.score import GroupScore, Score, score
@@ -43,8 +43,9 @@ def explain_miss(request: "Request", missed: list[Score], candidates: Candidates
         f"{_items(group)}; largest tensors: {_tensors(nearest, actor.stage, actor.group)}"
     )
     factor = total_bytes / group.limit_bytes
+    kept = "" if "full" in request.remats else "remat=full keeps less; "
     hint = (
-        f"what would fit: about {factor:.2f} times the devices, devices with {format_bytes(total_bytes)}, "
+        f"{kept}what would fit: about {factor:.2f} times the devices, devices with {format_bytes(total_bytes)}, "
         f"or a shorter sequence; the microbatch is at {nearest.layout.graph.microbatch} of "
         f"{request.global_batch} examples"
     )
@@ -52,6 +53,7 @@ def explain_miss(request: "Request", missed: list[Score], candidates: Candidates
 
 
 def _items(group: GroupScore) -> str:
+    """What a group's devices hold, largest first."""
     cost = group.cost
     items = {
         "parameters": cost.parameter_bytes,
@@ -59,13 +61,14 @@ def _items(group: GroupScore) -> str:
         "a microbatch's gradient": cost.arising_bytes,
         "optimizer state": cost.optimizer_bytes,
         "batch and carried state": cost.inputs_bytes,
-        f"activations of {group.in_flight} microbatches": group.saved_bytes,
+        f"activations of {format_count(group.in_flight, 'microbatch', 'microbatches')}": group.saved_bytes,
         "transients": cost.transient_bytes,
         "buffers": group.buffers_bytes,
         "update": group.update_bytes,
         "runtime reserve": float(group.reserve_bytes),
     }
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in items.items() if size)
+    largest_first = sorted(items, key=lambda name: -items[name])
+    return ", ".join(f"{name} {format_bytes(items[name])}" for name in largest_first if items[name])
 
 
 def _tensors(nearest: Score, stage: int, group: int) -> str:

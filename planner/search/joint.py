@@ -186,6 +186,7 @@ class _Search:
                     microbatch=size,
                     microbatches=self.request.global_batch // size,
                     schedule=self._dp_schedule,
+                    nearest=True,
                 )
             except InfeasibleError as error:
                 failure = error

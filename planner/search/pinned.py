@@ -67,9 +67,19 @@ def take_devices(cluster: Cluster, pins: Sequence[StagePin]) -> list[list[tuple[
 
 
 def pinned_layout(
-    candidates: Candidates, pins: Sequence[StagePin], *, microbatch: int, microbatches: int, schedule: str
+    candidates: Candidates,
+    pins: Sequence[StagePin],
+    *,
+    microbatch: int,
+    microbatches: int,
+    schedule: str,
+    nearest: bool = False,
 ) -> Score:
     """The best layout found under pins: each group's mesh with the fastest decision, blocks balanced over the stages.
+
+    Args:
+        nearest: a group whose devices nothing fits takes what needs least memory, so that the score says by how much
+            it misses.
 
     Raises:
         InfeasibleError: no decision of some group fits its devices.
@@ -84,13 +94,12 @@ def pinned_layout(
         row = []
         for pin in stage.groups:
             pool = cluster.group(pin.pool)
-            options = [
-                d
-                for mesh in ([pin.mesh] if pin.mesh is not None else meshes(pin.devices, pool.devices_per_node))
-                for d in candidates.both(
-                    pool, mesh, microbatch, microbatches=microbatches, stages=stages, in_flight=in_flight
-                )
-            ]
+            several = [pin.mesh] if pin.mesh is not None else list(meshes(pin.devices, pool.devices_per_node))
+            setting = {"microbatches": microbatches, "stages": stages, "in_flight": in_flight}
+            options = [d for mesh in several for d in candidates.both(pool, mesh, microbatch, **setting)]
+            if not options and nearest:
+                least = candidates.nearest_of(pool, several, microbatch, **setting)
+                options = [least] if least is not None else []
             if not options:
                 raise InfeasibleError(
                     "MP201",

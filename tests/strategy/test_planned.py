@@ -1,12 +1,13 @@
 """The plan that a strategy names, beside the estimate of it."""
 
+import re
 from collections import Counter
 
 import pytest
 
 import planner
 from costmodel.cluster import parse_cluster
-from costmodel.errors import InputError
+from costmodel.errors import InfeasibleError, InputError
 from planner.check.rules import check_plan
 from profiles.catalogue import load_catalogue
 
@@ -115,3 +116,17 @@ def test_a_stage_that_no_group_has_room_for_is_told_so() -> None:
 def test_a_bound_on_the_microbatch_is_the_strategy_s_own() -> None:
     with pytest.raises(InputError, match="strategy and max_microbatch were both given"):
         planner.plan(TASK, cluster=CLUSTER, global_batch=64, strategy="dp=8,microbatch=4", max_microbatch=1)
+
+
+@pytest.mark.parametrize("text", ["dp=8,microbatch=1", "dp=4,pp=2,microbatch=1", "dp=4,pp=2,microbatch=1,remat=full"])
+def test_a_strategy_that_does_not_fit_is_told_what_each_device_needs_and_has(text: str) -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        planner.plan("gpt3-13b", cluster=CLUSTER, global_batch=8, strategy=text, baselines=False)
+    message = caught.value.message
+    found = re.search(
+        r"needs ([\d.]+ [GT]iB) on each of \d x A100-SXM4-80GB, ([\d.]+ GiB) more than its 79.35 GiB", message
+    )
+    assert caught.value.code == "MP201" and found is not None, message
+    items = [float(size) for size in re.findall(r"(?:state|parameters|gradients|microbatches) ([\d.]+) GiB", message)]
+    assert items == sorted(items, reverse=True) and "largest tensors: " in message
+    assert ("remat=full" in caught.value.hint) == ("remat" not in text)
