@@ -84,7 +84,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         error_bar: least and most step time, seconds, that nine of ten such configurations stay within.
         mfu: model FLOPs over the devices' peak in the main dtype, nothing recomputed counted.
         provenance: where compute, communication and memory figures come from.
-        findings: what the strategy asks for and does not get (MP176 to MP179).
+        findings: what the strategy asks for and does not get (MP166, MP176 to MP179).
     """
 
     strategy: Strategy
@@ -166,7 +166,8 @@ class Estimator:
         estimator, of_constants = self._estimator(stack)
         step = estimator.step(wanted, batch)
         memory = MemoryEstimate(stages=estimator.memory(wanted, batch))
-        found = (*of_constants, *estimator.findings(wanted, stack))
+        balance = estimator.balance_findings(wanted, batch, step)
+        found = (*of_constants, *balance, *estimator.findings(wanted, stack))
         return self._record(wanted, batch, estimator, step, memory, found)
 
     def many(self, strategies: Iterable[AnyStrategy], global_batch: int) -> list[Estimate]:

@@ -12,6 +12,7 @@ from costmodel.stack import Stack
 from planner.frontend.microbatch import DECLARE
 from planner.planfile.schema import Finding
 from planner.search.candidates import Facts
+from planner.strategy.balance import UNEVEN, WORTH, balance_finding, balanced_partition
 from planner.strategy.blocks import Blocks
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
@@ -22,7 +23,7 @@ from planner.strategy.memory import StageMemory, microbatches_held, one_program_
 from planner.strategy.one_program import is_one_program
 from planner.strategy.pricing import AXES, ClassTimes, class_times
 from planner.strategy.scheduled import stage_blocks
-from planner.strategy.stages import cut_bytes, parts_of
+from planner.strategy.stages import cut_bytes, layers_of_parts, parts_of
 from planner.strategy.strategy import Strategy, microbatches_of
 from planner.strategy.work import Work
 
@@ -152,15 +153,39 @@ class StrategyEstimator:
         count = self.microbatches(strategy, global_batch)
         paces = self._paces(strategy)
         kinds = [kind for kind, _ in paces]
-        works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind in kinds}
-        work = works[kinds[0].name]
-        times = [
-            self.times(works[kind.name], strategy, kind, slowdown, stage=s) for s, (kind, slowdown) in enumerate(paces)
-        ]
+        work, times = self._times_of_stages(strategy, paces)
         parts = self._parts_of(work, strategy)
         measured = self.measured(work, strategy)
         self._check_dtype(strategy, kinds)
         return step_time(work, parts, times, paces, self.links(strategy), strategy, self.stack, count, measured)
+
+    def _times_of_stages(
+        self, strategy: Strategy, paces: Sequence[tuple[DeviceKind, float]]
+    ) -> tuple[Work, list[dict[str, ClassTimes]]]:
+        """The model's work, and times of its blocks on each stage."""
+        works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind, _ in paces}
+        times = [
+            self.times(works[kind.name], strategy, kind, slowdown, stage=s) for s, (kind, slowdown) in enumerate(paces)
+        ]
+        return works[paces[0][0].name], times
+
+    def balance_findings(self, strategy: Strategy, global_batch: int, step: StepTime) -> tuple[Finding, ...]:
+        """MP166, where an equal cut makes stages wait that another would not.
+
+        Args:
+            step: of the strategy.
+        """
+        each = [stage.microbatch_s for stage in step.stages]
+        if len(each) == 1 or strategy.partition is not None or max(each) * len(each) < UNEVEN * sum(each):
+            return ()
+        work, times = self._times_of_stages(strategy, self._paces(strategy))
+        sizes, found = layers_of_parts(work, strategy), balanced_partition(work, strategy, times)
+        other = replace(strategy, partition=found)
+        other_s = self.step(other, global_batch).step_s
+        if other_s > (1.0 - WORTH) * step.step_s:
+            return ()
+        memory = self.memory(other, global_batch)
+        return (balance_finding(sizes, each, found, step.step_s, other_s, memory),)
 
     def measured(self, work: Work, strategy: Strategy) -> list[MeasuredStage | None] | None:
         """Measured times of each stage, on its slowest devices; None for stages of a kind that was not measured."""

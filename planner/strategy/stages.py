@@ -13,12 +13,12 @@ from planner.strategy.work import Leaf, Work
 def parts_of(work: Work, strategy: Strategy) -> list[Blocks]:
     """The model cut into the parts that the schedule runs: layers as the partition says,
     else in equal numbers (what is left over to the middle ones; those at the ends also run what stands before and
-    after the layers).
+    after the layers, be it alone).
 
     Raises:
         InputError: MP184 if there are fewer layers than parts, the partition counts other layers than the model's, or
-            one part would run the whole model. Other parts may be without layers, as DeepSpeed's are that run what
-            stands before or after the layers.
+            one part would run the whole model. Parts may be without layers, as DeepSpeed's are that run what stands
+            before or after them.
     """
     layered = _layered(work)
     sizes = layers_of_parts(work, strategy)
@@ -28,7 +28,7 @@ def parts_of(work: Work, strategy: Strategy) -> list[Blocks]:
     parts, at = list[Blocks](), 0
     for i in range(count):
         last = i == len(sizes) - 1
-        end = len(work.order) if last else _end(layered, sum(sizes[: i + 1]), at)
+        end = len(work.order) if last else _end(layered, sum(sizes[: i + 1]))
         parts.append(Blocks.of(work.order, range(at, end)))
         at = end
     if any(len(part.positions) == len(work.order) for part in parts):
@@ -66,9 +66,9 @@ def _layered(work: Work) -> list[int]:
     return [i for i, key in enumerate(work.order) if work.classes[key].layered]
 
 
-def _end(layered: list[int], layers: int, at: int) -> int:
-    """Block after the first `layers` layers."""
-    return max(at, layered[layers - 1] + 1) if layers else at
+def _end(layered: list[int], layers: int) -> int:
+    """Block after the first `layers` layers; of none, after what stands before them."""
+    return layered[layers - 1] + 1 if layers else min(layered, default=0)
 
 
 def equal_parts(layers: int, count: int) -> tuple[int, ...]:

@@ -3,9 +3,14 @@
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import msgspec
+import optax
 import pytest
+from jax import lax
 
 import planner
 from costmodel.cluster import Cluster, parse_cluster
@@ -352,8 +357,6 @@ def test_short_parts_of_activations_stall_each_microbatch(schedule: str) -> None
         ("dp=3,microbatch=2", 32, "MP185"),
         ("pp=16,microbatch=1", 32, "MP184"),
         ("pp=2,partition=3+4,microbatch=1", 32, "MP184"),
-        ("pp=2,partition=0+8,microbatch=1", 32, "MP184"),
-        ("pp=3,partition=0+0+8,microbatch=1", 32, "MP184"),
         ("dp=2,microbatch=1,step_s=-1", 32, "MP182"),
         ("dp=2,microbatch=1,error=1e300", 32, "MP182"),
         ("dp=2,microbatch=1,error=10.1", 32, "MP182"),
@@ -376,12 +379,27 @@ def test_what_cannot_be_is_refused_with_numbers(text: str, batch: int, code: str
     assert caught.value.code == code and caught.value.message
 
 
+def test_a_first_part_without_layers_runs_what_stands_before_them() -> None:
+    """As frameworks do whose first stage is the embedding alone; the last part runs the head, be it alone."""
+    found = estimator()("pp=3,partition=0+4+4,microbatch=1", 32)
+    tables = 4 * 1024 * (8192 + 512)  # bytes of the embeddings of tokens and positions, which the first stage holds
+    assert found.memory[0].parameters_bytes == tables
+    other = estimator()("pp=3,partition=4+4+0,microbatch=1", 32)
+    assert all(stage.parameters_bytes > 0 for one in (found, other) for stage in one.memory)
+
+
 def test_a_part_that_runs_the_whole_model_is_named() -> None:
-    """Parts without layers are those of frameworks that run what stands before and behind the layers there."""
+    """A model with nothing before its layers: a first part without any of them runs nothing."""
+    params = {"w": jax.ShapeDtypeStruct((8, 32, 32), jnp.float32)}
+    batch = {"x": jax.ShapeDtypeStruct((1, 32), jnp.float32)}
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch["x"], params["w"])[0] ** 2)
+
+    task = planner.TrainingTask(loss_fn=loss, params=params, batch=batch, optimizer=optax.sgd(0.1))
     with pytest.raises(InputError, match=r"partition=0\+8: one of 2 parts runs all \d+ blocks") as caught:
-        estimator()("pp=2,partition=0+8,microbatch=1", 32)
-    assert "give another part some of the layers" in caught.value.hint
-    assert estimator()("pp=3,partition=0+4+4,microbatch=1", 32).step_time_s > 0.0
+        planner.estimate(task, cluster(), "pp=2,partition=0+8,microbatch=1", global_batch=32)
+    assert caught.value.code == "MP184" and "give another part some of the layers" in caught.value.hint
 
 
 def test_the_widest_interval_is_a_number() -> None:
