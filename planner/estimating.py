@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,6 +35,8 @@ from planner.strategy.strategy import AnyStrategy, Strategy, parse_strategy
 from profiles.block_table import layer_model, layer_models
 from profiles.constants import COMPILED, Constants, find_stack
 from profiles.schema import Profile
+
+MemoryModel = Literal["program", "blocks"]
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         error_bar: least and most step time, seconds, that nine of ten such configurations stay within.
         mfu: model FLOPs over the devices' peak in the main dtype, nothing recomputed counted.
         provenance: where compute, communication and memory figures come from.
+        memory_model: how memory was counted. ``program``: as in a plan, whose compiler sees the whole step and computes
+            again what it need not keep. ``blocks``: all that each block keeps, of pipelines, and of what no plan
+            decides. Where programs keep less, figures of both kinds are not to be compared.
         findings: what the strategy asks for and does not get (MP166, MP176 to MP179).
     """
 
@@ -100,6 +105,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float
     stack: str
     provenance: dict[str, str]
+    memory_model: MemoryModel
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -244,6 +250,7 @@ class Estimator:
             mfu=self._captured.example_flops * batch / (time_s * peak),
             stack=stack.name,
             provenance=_provenance(estimator, strategy, dtype),
+            memory_model="program" if estimator.counts_program(strategy) else "blocks",
             findings=findings,
         )
 

@@ -16,6 +16,14 @@ from planner.strategy.strategy import Strategy
 
 HEADINGS = ("Step", "Memory of each device", "Compiled", "Strategies, fastest first", "Findings")
 
+_COUNTED = {
+    "program": "memory as one program has it, whose compiler computes again what it need not keep",
+    "blocks": "memory counted block by block, with all that each keeps",
+}
+
+_MARKS = {"program": " ", "blocks": "*"}
+"""Of memory figures where both kinds stand in one table."""
+
 _PARTS = {
     "compute_s": "compute of the slowest stage, what is recomputed included",
     "communication_s": "its collectives of tensor, context and parameter sharding that nothing hides",
@@ -35,7 +43,8 @@ def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) 
     sources = ", ".join(f"{name} {source}" for name, source in estimate.provenance.items())
     if estimate.findings:
         parts.append(f"Findings\n{format_findings(estimate.findings)}")
-    return "\n\n".join([*parts, f"figures: {sources}; stack: {estimate.stack}"]) + "\n"
+    counted = _COUNTED[estimate.memory_model]
+    return "\n\n".join([*parts, f"figures: {sources}; {counted}; stack: {estimate.stack}"]) + "\n"
 
 
 def render_comparison(
@@ -52,6 +61,7 @@ def render_comparison(
     for i, given in enumerate(constants):
         names[i] = ",".join([names[i], *(f"{key}={value}" for key, value in given.items())])
     rows = []
+    mixed = len({one.memory_model for one in estimates}) > 1
     for name, one in sorted(
         zip(names, estimates, strict=True), key=lambda pair: (not pair[1].fits, pair[1].step_time_s)
     ):
@@ -61,11 +71,14 @@ def render_comparison(
                 format_seconds(one.step_time_s),
                 f"{100 * one.mfu:.1f}%",
                 _rate(one),
-                format_bytes(one.memory.peak_bytes),
+                format_bytes(one.memory.peak_bytes) + (_MARKS[one.memory_model] if mixed else ""),
                 "yes" if one.fits else "no",
             )
         )
     table = format_table(("strategy", "step", "MFU", "per device", "peak memory", "fits"), rows, right=(1, 2, 3, 4))
+    if mixed:
+        notes = [f"{_MARKS[model]} {words}".strip() for model, words in _COUNTED.items()]
+        table += f"\n{notes[1]}; others: {notes[0]}"
     asked = "".join(
         f"\nCompiled: {name}\n{_compiled(groups)}\n" for name, groups in zip(names, compiled, strict=False) if groups
     )
@@ -103,6 +116,7 @@ def document(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> dict
         "mfu": estimate.mfu,
         "stack": estimate.stack,
         "provenance": estimate.provenance,
+        "memory_model": estimate.memory_model,
         "findings": [msgspec.to_builtins(finding) for finding in estimate.findings],
         **asked,
     }

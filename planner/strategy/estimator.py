@@ -247,6 +247,10 @@ class StrategyEstimator:
         priced = {key: one.forward_s + one.backward_s for key, one in times.items()}
         return tuple(self.layers.findings(work, strategy, priced))
 
+    def counts_program(self, strategy: Strategy) -> bool:
+        """Whether a strategy's memory is that of one program of the planner's, or else counted block by block."""
+        return self.stack.keeps_as_planned and is_one_program(strategy)
+
     def memory(self, strategy: Strategy, global_batch: int) -> tuple[StageMemory, ...]:
         """Memory of every stage."""
         count = self.microbatches(strategy, global_batch)
@@ -255,7 +259,7 @@ class StrategyEstimator:
         work = self.model.work(self.facts_of(kinds[0]), strategy)
         parts = self._parts_of(work, strategy)
         flying, crossing = microbatches_held(work, parts, strategy, self.stack, count), cut_bytes(work, parts)
-        if self.stack.keeps_as_planned and is_one_program(strategy):
+        if self.counts_program(strategy):
             step = self.model.step_bytes(self.facts_of(kinds[0]), strategy, accumulates=count > 1)
             return (one_program_memory(step, kinds[0], self.stack, flying[0], count, limits[0]),)
         return tuple(

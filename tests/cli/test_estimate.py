@@ -84,7 +84,7 @@ def test_nothing_is_compiled_before_every_strategy_was_checked(estimate, monkeyp
     assert made == [0, 0, 0, "dp=8,microbatch=8", "dp=4,microbatch=8"] and done.code == 2
     assert "error MP180: strategy 'dp=8,microbatch=8,attention=flash': attention=flash: a plan runs" in done.err
     assert "error MP201: strategy 'dp=4,microbatch=8': nothing fits" in done.err
-    assert len(done.out.splitlines()) == 6
+    assert len(done.out.splitlines()) == 7 and "* memory counted block by block" in done.out
     alone = estimate("--strategy", "dp=4,microbatch=8", "--compile")
     assert (
         alone.code == 3 and alone.out.startswith("dp=4,microbatch=8\nstep time") and "error MP201: nothing" in alone.err

@@ -24,6 +24,7 @@ from planner.frontend.graph import model_graph
 from planner.models.families.gpt import gpt
 from planner.models.families.llama import llama
 from planner.models.families.moe import moe
+from planner.report.estimate import document, render_comparison, render_estimate
 from planner.search.candidates import Facts
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
@@ -400,6 +401,34 @@ def test_a_part_that_runs_the_whole_model_is_named() -> None:
     with pytest.raises(InputError, match=r"partition=0\+8: one of 2 parts runs all \d+ blocks") as caught:
         planner.estimate(task, cluster(), "pp=2,partition=0+8,microbatch=1", global_batch=32)
     assert caught.value.code == "MP184" and "give another part some of the layers" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("dp=8,microbatch=2", "program"),
+        ("dp=8,microbatch=2,remat=full", "program"),
+        ("dp=8,microbatch=2,remat=selective", "blocks"),
+        ("dp=8,microbatch=2,attention=flash", "blocks"),
+        ("dp=8,microbatch=2,stack=selene", "blocks"),
+        ("dp=4,pp=2,microbatch=2", "blocks"),
+    ],
+)
+def test_how_memory_is_counted_is_said(text: str, model: str) -> None:
+    found = estimator()(text, 64)
+    assert found.memory_model == model == document(found)["memory_model"]
+    words = {"program": "memory as one program has it", "blocks": "memory counted block by block"}
+    assert words[model] in render_estimate(found)
+
+
+def test_memory_counted_in_two_ways_is_marked_in_one_table() -> None:
+    program, blocks = (estimator()(f"dp=8,microbatch=2{more}", 64) for more in ("", ",remat=selective"))
+    table = render_comparison([program, blocks])
+    marked = [line for line in table.splitlines() if "GiB*" in line or "MiB*" in line]
+    assert len(marked) == 1 and "remat=selective" in marked[0]
+    assert "\n* memory counted block by block" in table and "others: memory as one program has it" in table
+    for alone in (program, blocks):
+        assert "*" not in render_comparison([alone, alone])
 
 
 def test_the_widest_interval_is_a_number() -> None:
