@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from costmodel.cluster import Cluster
     from planner.compile_check import CompiledGroup
     from planner.estimating import Estimate
+    from planner.planfile.schema import Finding
 
 T = TypeVar("T")
 
@@ -120,15 +121,15 @@ def command(
         documents = [one.document() for one in asked]
         emit(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1) + "\n", output)
     else:
-        found = [(one.estimate, one.compiled, one.constants) for one in asked if one.estimate is not None]
+        found = [(one.estimate, one.compiled, one.said, one.constants) for one in asked if one.estimate is not None]
         if len(asked) == 1:
-            emit_report(render_estimate(*found[0][:2]), output, HEADINGS)
+            emit_report(render_estimate(*found[0][:3]), output, HEADINGS)
         elif found:
             emit_report(render_comparison(*zip(*found, strict=True)), output, HEADINGS)
     errors = [one.error for one in asked if one.error is not None]
     if errors:
         return errors[0].exit_code
-    return OK if any(one.estimate is not None and one.estimate.fits for one in asked) else FINDINGS
+    return OK if any(one.fits for one in asked) else FINDINGS
 
 
 @dataclass
@@ -143,7 +144,14 @@ class _Asked:
     alone: bool
     estimate: "Estimate | None" = None
     compiled: "tuple[CompiledGroup, ...]" = ()
+    said: "tuple[Finding, ...]" = ()
     error: PlanError | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether its devices have the memory, by the estimate and by compilers where they were asked."""
+        refused = any(finding.severity == "error" for finding in self.said)
+        return self.estimate is not None and self.estimate.fits and not refused
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -178,7 +186,7 @@ class _Asked:
     def document(self) -> dict[str, Any]:
         from planner.report.estimate import document
 
-        found = {"given": self.text} if self.estimate is None else document(self.estimate, self.compiled)
+        found = {"given": self.text} if self.estimate is None else document(self.estimate, self.compiled, self.said)
         if self.error is not None:
             found |= error_document(self.error.code, self.error.message, self.error.hint, self.error.exit_code)
         return found
@@ -199,23 +207,25 @@ def _compile(
     for one in asked:
         one.attempt(lambda one=one: strategy_pins(one.own, cluster, global_batch))
     for one in asked:
-        found = one.attempt(lambda one=one: _compiled(model, cluster, global_batch, one.own, profile, seq, timeout_s))
-        one.compiled = found or ()
+        found = one.attempt(lambda one=one: _compiled(model, cluster, global_batch, one, profile, seq, timeout_s))
+        one.compiled, one.said = found or ((), ())
 
 
 def _compiled(
     model: str,
     cluster: "Cluster",
     global_batch: int,
-    strategy: str,
+    asked: _Asked,
     profile: str | None,
     seq: int | None,
     timeout_s: float,
-) -> "tuple[CompiledGroup, ...]":
-    """What compilers say of the plan that a strategy names."""
+) -> "tuple[tuple[CompiledGroup, ...], tuple[Finding, ...]]":
+    """What compilers say of the plan that a strategy names, and what is wrong with its figures."""
     import planner
     from planner.compile_check import compile_groups
+    from planner.compile_findings import estimate_findings
     from profiles.compiled.oracle import Limits, default_oracle
+    from profiles.constants import COMPILED
 
     task = planner.load_task(model, seq)
     oracle = default_oracle(os.environ, limits=Limits(time_s=timeout_s))
@@ -224,13 +234,16 @@ def _compiled(
             task,
             cluster=cluster,
             global_batch=global_batch,
-            strategy=strategy,
+            strategy=asked.own,
             profile=profile,
             baselines=False,
             progress=report,
         )
         kinds = {group.device.name: group.device for group in cluster.groups}
-        return compile_groups(plan, task, kinds=kinds, oracle=oracle, progress=report)
+        groups = compile_groups(plan, task, kinds=kinds, oracle=oracle, progress=report)
+    estimate = asked.estimate
+    own = estimate is not None and estimate.stack == COMPILED.name and not asked.constants
+    return groups, estimate_findings(plan, groups, estimate.memory.stages if own else ())
 
 
 def _list(ctx: click.Context, wanted: bool) -> None:

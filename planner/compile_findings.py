@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from costmodel.cluster import Cluster
 from costmodel.units import format_bytes, format_count
 from planner.check.finding import finding, group_label, group_path
 from planner.compile_check import CompiledGroup, Moved, Progress, compile_groups
 from planner.frontend.task import TrainingTask
 from planner.planfile.schema import Finding, Plan
+from planner.strategy.memory import StageMemory
 from profiles.compiled.oracle import Oracle
 
 MEMORY_TOLERANCE = 0.15
@@ -35,6 +38,29 @@ def findings_of(plan: Plan, groups: Sequence[CompiledGroup]) -> tuple[Finding, .
     found = [one for group in groups for one in _findings(plan, group)]
     rank = {"error": 0, "warning": 1, "note": 2}
     return tuple(sorted(found, key=lambda one: (rank[one.severity], one.code)))
+
+
+def estimate_findings(
+    plan: Plan, groups: Sequence[CompiledGroup], memory: Sequence[StageMemory]
+) -> tuple[Finding, ...]:
+    """Findings of the compiled groups of the plan that a strategy names, errors first, and MP651 of the strategy's own
+    estimate; what they would say of places in a plan's document and of figures (MP655) is left out.
+
+    Args:
+        memory: of the strategy's stages as estimated, by the planner's own programs; none if by another software's.
+    """
+    of_plan = [one for one in findings_of(plan, groups) if one.code != "MP655"]
+    found = [msgspec.structs.replace(one, where="") for one in of_plan]
+    if len(memory) != len(groups):  # devices of an estimate's stage run several of the plan's
+        return tuple(found)
+    for group, stage in zip(groups, memory, strict=True):
+        taken = group.memory_bytes
+        if taken is None or group.substitute:
+            continue
+        estimated = stage.peak_bytes - group.outside_bytes
+        label = group_label(plan, group.stage, group.group)
+        found += _deviation(f"{label}: estimated memory", "", estimated, taken, group.kind)
+    return tuple(found)
 
 
 def _findings(plan: Plan, group: CompiledGroup) -> Iterator[Finding]:
@@ -89,13 +115,18 @@ def _memory(label: str, where: str, group: CompiledGroup, phase: str, taken: int
             f"buffers {format_bytes(needed)} of {format_bytes(group.limit_bytes)}",
             f"{format_bytes(needed - group.limit_bytes)} too much: plan with a smaller microbatch or more devices",
         )
-    deviation = group.planned_bytes / taken - 1
+    yield from _deviation(f"{label}: planned memory", where, group.planned_bytes, taken, group.kind)
+
+
+def _deviation(what: str, where: str, foreseen: int, taken: int, kind: str) -> Iterator[Finding]:
+    """MP651 of foreseen bytes that are far off what the compiler for a kind allocates."""
+    deviation = foreseen / taken - 1
     if abs(deviation) > MEMORY_TOLERANCE:
         yield finding(
             "MP651",
             where,
-            f"{label}: planned memory of {format_bytes(group.planned_bytes)} is {deviation:+.0%} off the "
-            f"{format_bytes(taken)} that the compiler for {group.kind} allocates",
+            f"{what} of {format_bytes(foreseen)} is {deviation:+.0%} off the {format_bytes(taken)} that the compiler "
+            f"for {kind} allocates",
             "trust the compiler's figure" + (": a larger microbatch may fit" if deviation > 0 else ""),
         )
 
@@ -129,4 +160,4 @@ def added(
     return found
 
 
-__all__ = ["compile_findings", "findings_of"]
+__all__ = ["compile_findings", "estimate_findings", "findings_of"]

@@ -9,6 +9,7 @@ import msgspec
 from costmodel.units import format_bytes, format_seconds
 from planner.compile_check import CompiledGroup
 from planner.estimating import Estimate
+from planner.planfile.schema import Finding
 from planner.report.table import format_table
 from planner.report.text import format_findings
 from planner.strategy.memory import StageMemory
@@ -35,14 +36,18 @@ _PARTS = {
 }
 
 
-def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> str:
-    """The whole estimate of one strategy, and what compilers say of its plan where they were asked."""
+def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = (), said: Sequence[Finding] = ()) -> str:
+    """The whole estimate of one strategy, and what compilers say of its plan where they were asked.
+
+    Args:
+        said: findings of what they say.
+    """
     parts = ["\n".join(_head(estimate)), f"Step\n{_breakdown(estimate)}", f"Memory of each device\n{_memory(estimate)}"]
     if compiled:
         parts.append(f"Compiled\n{_compiled(compiled)}")
     sources = ", ".join(f"{name} {source}" for name, source in estimate.provenance.items())
-    if estimate.findings:
-        parts.append(f"Findings\n{format_findings(estimate.findings)}")
+    if findings := (*said, *estimate.findings):
+        parts.append(f"Findings\n{format_findings(findings)}")
     counted = _COUNTED[estimate.memory_model]
     return "\n\n".join([*parts, f"figures: {sources}; {counted}; stack: {estimate.stack}"]) + "\n"
 
@@ -50,11 +55,13 @@ def render_estimate(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) 
 def render_comparison(
     estimates: Sequence[Estimate],
     compiled: Sequence[Sequence[CompiledGroup]] = (),
+    said: Sequence[Sequence[Finding]] = (),
     constants: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Several strategies, the fastest that fits first; then what compilers say of each, in the order given.
 
     Args:
+        said: findings of what they say, of each strategy.
         constants: of the software stack, that were given with each strategy.
     """
     names = [strategy_words(one.strategy) for one in estimates]
@@ -79,12 +86,19 @@ def render_comparison(
     if mixed:
         notes = [f"{_MARKS[model]} {words}".strip() for model, words in _COUNTED.items()]
         table += f"\n{notes[1]}; others: {notes[0]}"
+    of_each = said or [()] * len(names)
     asked = "".join(
-        f"\nCompiled: {name}\n{_compiled(groups)}\n" for name, groups in zip(names, compiled, strict=False) if groups
+        f"\nCompiled: {name}\n{_compiled(groups)}\n{_lines(found)}"
+        for name, groups, found in zip(names, compiled, of_each, strict=False)
+        if groups
     )
     findings = tuple({finding: None for one in estimates for finding in one.findings})  # each once, in order
-    said = f"\nFindings\n{format_findings(findings)}\n" if findings else ""
-    return f"Strategies, fastest first\n{table}\n{said}{asked}"
+    listed = f"\nFindings\n{_lines(findings)}" if findings else ""
+    return f"Strategies, fastest first\n{table}\n{listed}{asked}"
+
+
+def _lines(findings: Sequence[Finding]) -> str:
+    return f"{format_findings(tuple(findings))}\n" if findings else ""
 
 
 def strategy_words(strategy: Strategy) -> str:
@@ -97,8 +111,10 @@ def strategy_words(strategy: Strategy) -> str:
     return ",".join(words)
 
 
-def document(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> dict[str, Any]:
-    """The estimate as one JSON document, with compilers' figures where they were asked."""
+def document(
+    estimate: Estimate, compiled: Sequence[CompiledGroup] = (), said: Sequence[Finding] = ()
+) -> dict[str, Any]:
+    """The estimate as one JSON document, with compilers' figures, and findings of these, where they were asked."""
     asked = {"compiled": [_compiled_document(group) for group in compiled]} if compiled else {}
     return {
         "strategy": dataclasses.asdict(estimate.strategy),
@@ -117,7 +133,7 @@ def document(estimate: Estimate, compiled: Sequence[CompiledGroup] = ()) -> dict
         "stack": estimate.stack,
         "provenance": estimate.provenance,
         "memory_model": estimate.memory_model,
-        "findings": [msgspec.to_builtins(finding) for finding in estimate.findings],
+        "findings": [msgspec.to_builtins(finding) for finding in (*said, *estimate.findings)],
         **asked,
     }
 

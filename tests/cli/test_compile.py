@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import planner
+from planner.check.finding import finding
 from planner.plan_files import read_plan, write_plan
 from profiles.compiled import oracle
 from profiles.compiled.oracle import Oracle
@@ -79,3 +80,33 @@ def test_a_plan_that_names_no_model_needs_one(planned, tmp_path):
     write_plan(tmp_path / "nameless.plan.json", nameless)
     done = planned("validate", "nameless.plan.json", "--cluster", "host.toml", "--compile")
     assert done.code == 2 and "MP100" in done.out and "--model" in done.out
+
+
+def test_an_estimate_says_how_far_its_memory_is_off(planned, monkeypatch):
+    """As `validate` does of a plan: of the plan that the strategy names, and of the estimate's own figure."""
+    from planner import compile_findings
+
+    strategy = ("--strategy", "dp=2,microbatch=4")
+    args = ("estimate", "--model", SPEC, "--cluster", "host.toml", "--global-batch", "8", "--compile")
+    monkeypatch.setattr(compile_findings, "MEMORY_TOLERANCE", 0.0)
+    done = planned(*args, *strategy)
+    assert done.code == 0 and "warning MP651: stage 0: planned memory of " in done.out
+    assert "stage 0: estimated memory of " in done.out and "that the compiler for cpu allocates" in " ".join(
+        done.out.split()
+    )
+    found = json.loads(planned(*args, *strategy, "--json").out)["findings"]
+    assert [one["code"] for one in found] == ["MP651", "MP651"] and not any(one["where"] for one in found)
+    two = planned(*args, *strategy, "--strategy", "dp=2,microbatch=4,step_s=0.1").out
+    own, other = two.split("Compiled: ")[1:]
+    assert "estimated memory" in own and "estimated memory" not in other and "planned memory" in other
+    monkeypatch.setattr(compile_findings, "MEMORY_TOLERANCE", 0.9)
+    assert "MP651" not in planned(*args, *strategy).out
+
+
+def test_an_estimate_that_does_not_fit_as_compiled_exits_with_1(planned, monkeypatch):
+    args = ("estimate", "--model", SPEC, "--cluster", "host.toml", "--global-batch", "8", "--strategy")
+    refused = finding("MP650", "", "stage 0 does not fit cpu", "1 B too much")
+    monkeypatch.setattr("cli.estimate._compiled", lambda *given: ((), (refused,)))
+    done = planned(*args, "dp=2,microbatch=4", "--compile")
+    assert done.code == 1 and "error MP650: stage 0 does not fit cpu" in done.out
+    assert planned(*args, "dp=2,microbatch=4").code == 0

@@ -70,11 +70,11 @@ def test_nothing_is_compiled_before_every_strategy_was_checked(estimate, monkeyp
     """One of them that no plan decides is said first; one whose plan fails keeps its estimate."""
     made = []
 
-    def compiled(model, cluster, global_batch, strategy, *more):
-        made.append(strategy)
-        if strategy.startswith("dp=4"):
+    def compiled(model, cluster, global_batch, asked, *more):
+        made.append(asked.own)
+        if asked.own.startswith("dp=4"):
             raise InfeasibleError("MP201", "nothing fits", "a larger cluster")
-        return ()
+        return (), ()
 
     monkeypatch.setattr("cli.estimate._compiled", compiled)
     monkeypatch.setattr("planner.api.strategy_pins", lambda *args, real=strategy_pins: (made.append(0), real(*args)))
