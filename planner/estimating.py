@@ -321,7 +321,7 @@ def _provenance(estimator: StrategyEstimator, strategy: Strategy, dtype: str) ->
     stack = estimator.stack
     compute: list[Provenance] = []
     kinds = estimator.kinds(strategy)
-    tables = estimator.measured(estimator.model.work(estimator.facts_of(kinds[0]), strategy), strategy)
+    tables = estimator.measured(estimator.work(kinds[0], strategy), strategy)
     for kind, table in zip(kinds, tables or [None] * len(kinds), strict=True):
         if table is not None:
             compute.append(table.provenance)

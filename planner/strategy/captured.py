@@ -5,6 +5,10 @@ in common with an axis of the layout, times the devices of expert parallelism. W
 lies on the line through them (`work.interpolated`), so that thousands of strategies cost no further capture. What was
 measured lies on no line: with a profile's products, ops or blocks a graph is captured at each size that is asked for,
 and so is that of a function that runs other ops at other sizes.
+
+Replicas of data parallelism have nothing to do with each other but where examples meet: where tokens of all of them
+are sorted together, say. The planner's own programs then compute on all replicas' examples together, and a layout has
+an axis of replicas too.
 """
 
 import math
@@ -39,7 +43,8 @@ _ALIKE = 64  # decisions of whole steps that are kept for those that differ in t
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
 """Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves
 open, so that a model's work is the same on all clusters. What moves is priced by the cluster's own links."""
-_Layout = tuple[str, int, int, int, bool, Attention, str | None]  # kind, cp, tp, ep, sp, attention, matmul dtype
+_Layout = tuple[str, int, int, int, int, bool, Attention, str | None]
+"""Kind, data, cp, tp, ep, sp, attention, matmul dtype; data is 1 where replicas have nothing to do with each other."""
 
 
 @dataclass
@@ -75,6 +80,15 @@ class CapturedModel:
         return any(attention_cores(cls) for cls in self.graph(_SMALLEST).classes.values())
 
     @cached_property
+    def meeting(self) -> MicrobatchCheck:
+        """Whether examples meet elsewhere than in the loss, whatever the task says of its microbatches: then replicas
+        exchange values."""
+        task = self.task
+        if not task.independent_microbatches:
+            return self.microbatches
+        return check_microbatches(replace(task, independent_microbatches=False))
+
+    @cached_property
     def example_flops(self) -> float:
         """FLOPs of one example's forward and backward pass, nothing recomputed."""
         return self.graph(_SMALLEST).step_flops / _SMALLEST
@@ -84,45 +98,52 @@ class CapturedModel:
         """The dtype that most matrix-product FLOPs run in."""
         return main_dtype(self.graph(_SMALLEST))
 
-    def work(self, facts: Facts, strategy: Strategy) -> Work:
-        """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there."""
-        layout, examples = _layout(facts, strategy), strategy.microbatch * strategy.ep
-        at = (layout, examples)
-        if at not in self._work and (facts.measured_any or not self._lies_on_lines(strategy)):
+    def work(self, facts: Facts, strategy: Strategy, *, together: bool = False) -> Work:
+        """What one microbatch of the strategy's size is on one device of a replica, of a kind and as measured there.
+
+        Args:
+            together: whether replicas compute on all of their examples together (`meeting`).
+        """
+        layout = _layout(facts, strategy, together)
+        at = (layout, strategy.microbatch * _shared(layout))
+        examples = at[1]
+        if at not in self._work and (facts.measured_any or not self._lies_on_lines(layout)):
             self._work[at], _ = self._captured(facts, layout, examples, None)
         elif at not in self._work:
             samples = []
             choice: tuple[int, ...] | None = None
-            for size in _sizes(strategy):
+            for size in _sizes(layout):
                 if (layout, size) not in self._samples:
                     self._samples[layout, size], choice = self._captured(facts, layout, size, choice)
                 samples.append(self._samples[layout, size])
             self._work[at] = interpolated(samples[0], samples[1], examples)
         return self._work[at]
 
-    def _lies_on_lines(self, strategy: Strategy) -> bool:
+    def _lies_on_lines(self, layout: _Layout) -> bool:
         """Whether the model runs the same ops at both sizes that lines are drawn through: a function may look at how
         many examples it gets."""
-        sizes = _sizes(strategy)
+        sizes = _sizes(layout)
         if sizes not in self._lines:
             one, other = map(self.graph, sizes)
             self._lines[sizes] = same_ops(one, other)
         return self._lines[sizes]
 
-    def step_bytes(self, facts: Facts, strategy: Strategy, *, accumulates: bool) -> StepBytes:
+    def step_bytes(self, facts: Facts, strategy: Strategy, *, accumulates: bool, together: bool = False) -> StepBytes:
         """Bytes on a device of a strategy whose step is one program (`is_one_program`).
 
         Args:
             accumulates: whether there are several microbatches, whose gradients add up.
+            together: as in `work`.
         """
-        layout, examples = _layout(facts, strategy), strategy.microbatch * strategy.ep
+        layout = _layout(facts, strategy, together)
+        examples = strategy.microbatch * _shared(layout)
         remat: Remat = "full" if strategy.remat == "full" else "none"
-        data = strategy.dp // strategy.ep
+        data = strategy.dp // strategy.ep // layout[1]
         key = (layout, examples, data, strategy.zero, remat, accumulates)
         if key not in self._steps:
-            self.work(facts, strategy)
+            self.work(facts, strategy, together=together)
             exact = (layout, examples) in self._decisions
-            one, other = (examples, examples) if exact else _sizes(strategy)
+            one, other = (examples, examples) if exact else _sizes(layout)
             sizes = (one, other, examples)
             if sizes not in self._sized:
                 self._sized[sizes] = sized_graph(self.graph(one), self.graph(other), examples)
@@ -144,8 +165,8 @@ class CapturedModel:
     def _captured(
         self, facts: Facts, layout: _Layout, size: int, choice: tuple[int, ...] | None
     ) -> tuple[Work, tuple[int, ...]]:
-        _, cp, tp, ep, sp, attention, matmul_dtype = layout
-        mesh, roles = tuple(n for n in (cp, tp, ep) if n > 1), _roles(layout)
+        _, data, cp, tp, ep, sp, attention, matmul_dtype = layout
+        mesh, roles = tuple(n for n in (data, cp, tp, ep) if n > 1), _roles(layout)
         pricing = Pricing(
             kind=facts.kind,
             mesh=mesh,
@@ -160,25 +181,32 @@ class CapturedModel:
             choice = choose(space, roles, sp=sp)
         decisions = {remat: _decision(space, choice, remat) for remat in ("none", "full")}
         self._decisions[layout, size] = decisions["none"]
-        return work_of(decisions, attention, matmul_dtype), choice
+        return work_of(decisions, attention, matmul_dtype, replicas=data), choice
 
 
-def _layout(facts: Facts, strategy: Strategy) -> _Layout:
-    sp = strategy.sp and strategy.tp > 1
-    return facts.kind.name, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype
+def _layout(facts: Facts, strategy: Strategy, together: bool) -> _Layout:
+    sp, data = strategy.sp and strategy.tp > 1, strategy.dp // strategy.ep if together else 1
+    return (
+        facts.kind.name, data, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype
+    )  # fmt: skip
+
+
+def _shared(layout: _Layout) -> int:
+    """Microbatches of one replica that a layout's devices compute on together."""
+    return layout[1] * layout[4]
 
 
 def _roles(layout: _Layout) -> tuple[Role, ...]:
     """Of the axes of a layout's mesh."""
-    _, cp, tp, ep, *_ = layout
-    named: tuple[tuple[int, Role], ...] = ((cp, "context"), (tp, "model"), (ep, "expert"))
+    _, data, cp, tp, ep, *_ = layout
+    named: tuple[tuple[int, Role], ...] = ((data, "batch"), (cp, "context"), (tp, "model"), (ep, "expert"))
     return tuple(role for n, role in named if n > 1)
 
 
-def _sizes(strategy: Strategy) -> tuple[int, int]:
-    """Examples of the two microbatches that a strategy's layout is captured at."""
-    one, other = _primes(strategy.cp * strategy.tp * strategy.ep)
-    return one * strategy.ep, other * strategy.ep
+def _sizes(layout: _Layout) -> tuple[int, int]:
+    """Examples of the two microbatches that a layout is captured at."""
+    one, other = _primes(math.prod(layout[1:5]))
+    return one * _shared(layout), other * _shared(layout)
 
 
 def _primes(degrees: int) -> tuple[int, int]:

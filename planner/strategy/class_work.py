@@ -25,12 +25,15 @@ from planner.strategy.strategy import Attention
 from planner.strategy.work import ClassWork, Leaf, MoveKey, Moves, Work
 
 
-def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtype: str | None = None) -> Work:
+def work_of(
+    decisions: Mapping[str, Decision], attention: Attention, matmul_dtype: str | None = None, replicas: int = 1
+) -> Work:
     """The amounts behind a decision.
 
     Args:
         decisions: the same choice by remat, ``none`` and ``full``.
         matmul_dtype: in which products with parameters run, if not in what the model computes in.
+        replicas: that compute on their examples together.
     """
     decision = decisions["none"]
     graph = decision.space.graph
@@ -45,6 +48,7 @@ def work_of(decisions: Mapping[str, Decision], attention: Attention, matmul_dtyp
         leaves=_leaves(decision),
         order=tuple(block.class_key for block in graph.blocks),
         border_bytes=np.array(borders, dtype=np.float64).reshape(-1, 2),
+        replicas=replicas,
     )
 
 

@@ -16,12 +16,12 @@ from planner.strategy.balance import UNEVEN, WORTH, balance_finding, balanced_pa
 from planner.strategy.blocks import Blocks
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime, step_time
-from planner.strategy.findings import degree_findings, held_in_estimate, idle_findings
+from planner.strategy.findings import degree_findings, held_in_estimate, idle_findings, meeting_finding
 from planner.strategy.layer_table import LayerTable, MeasuredStage, Passes
 from planner.strategy.links import AxisLinks, strategy_links
 from planner.strategy.memory import StageMemory, microbatches_held, one_program_memory, stage_memory
 from planner.strategy.one_program import is_one_program
-from planner.strategy.pricing import AXES, ClassTimes, class_times
+from planner.strategy.pricing import AXES, DATA, EXPERT_DATA, ClassTimes, class_times
 from planner.strategy.scheduled import stage_blocks
 from planner.strategy.stages import cut_bytes, layers_of_parts, parts_of
 from planner.strategy.strategy import Strategy, microbatches_of
@@ -66,6 +66,16 @@ class StrategyEstimator:
     def facts_of(self, kind: DeviceKind) -> Facts:
         """What is known of a kind: measured, or the cluster's own figures."""
         return self.facts.get(kind.name) or Facts(kind)
+
+    def together(self, strategy: Strategy) -> bool:
+        """Whether replicas compute on all of their examples together: those of the planner's own programs, where
+        examples meet. Frameworks run a function on each replica's by themselves."""
+        own = self.stack.keeps_as_planned and strategy.dp > strategy.ep
+        return own and not self.model.meeting.splits
+
+    def work(self, kind: DeviceKind, strategy: Strategy) -> Work:
+        """What a microbatch is on one device of a kind."""
+        return self.model.work(self.facts_of(kind), strategy, together=self.together(strategy))
 
     def links(self, strategy: Strategy) -> tuple[AxisLinks, ...]:
         """What each stage sees of the cluster."""
@@ -134,6 +144,7 @@ class StrategyEstimator:
         )  # fmt: skip
         if key not in self._times:
             axes = tuple(name for name in AXES if getattr(strategy, name) > 1)
+            axes = (DATA if strategy.ep == 1 else EXPERT_DATA, *axes) if work.replicas > 1 else axes
             links = AxisLinks(dict.fromkeys(axes, NO_LINK), 1) if free else links
             overlap = strategy.overlap_tensor and not free
             self._times[key] = class_times(
@@ -163,7 +174,7 @@ class StrategyEstimator:
         self, strategy: Strategy, paces: Sequence[tuple[DeviceKind, float]]
     ) -> tuple[Work, list[dict[str, ClassTimes]]]:
         """The model's work, and times of its blocks on each stage."""
-        works = {kind.name: self.model.work(self.facts_of(kind), strategy) for kind, _ in paces}
+        works = {kind.name: self.work(kind, strategy) for kind, _ in paces}
         times = [
             self.times(works[kind.name], strategy, kind, slowdown, stage=s) for s, (kind, slowdown) in enumerate(paces)
         ]
@@ -207,7 +218,7 @@ class StrategyEstimator:
     def _collectives(self, strategy: Strategy, stage: int) -> dict[str, Passes]:
         """Seconds of the collectives of one block of each class, forward and backward, that nothing hides: what its
         time has more than it had if they took none. Only layers run again for their backward pass."""
-        work = self.model.work(self.facts_of(self.kinds(strategy)[stage]), strategy)
+        work = self.work(self.kinds(strategy)[stage], strategy)
         found = self._exposed(work, strategy, stage)
         once = self._exposed(work, replace(strategy, remat="none"), stage) if strategy.remat == "full" else found
         return {key: found[key] if one.layered else once[key] for key, one in work.classes.items()}
@@ -228,12 +239,17 @@ class StrategyEstimator:
         """
         key = (strategy.dp, strategy.tp, strategy.cp, strategy.ep, strategy.zero, strategy.sp)
         if key not in self._findings:
-            work = self.model.work(self.facts_of(self.kinds(strategy)[0]), strategy)
+            work = self.work(self.kinds(strategy)[0], strategy)
             held = held_in_estimate(work, strategy, self.stack)
             self._findings[key] = tuple(degree_findings(held, strategy))
         of_layers = self._layer_findings(strategy)
         idle = idle_findings(strategy, self.stack, attention=self.model.has_attention, constants=constants)
-        return (*self._findings[key], *idle, *of_layers)
+        return (*self._findings[key], *idle, *of_layers, *self._meeting_findings(strategy))
+
+    def _meeting_findings(self, strategy: Strategy) -> tuple[Finding, ...]:
+        if strategy.dp == strategy.ep or self.stack.keeps_as_planned or self.model.meeting.splits:
+            return ()
+        return (meeting_finding(self.model.meeting.why, strategy, self.stack),)
 
     def _layer_findings(self, strategy: Strategy) -> tuple[Finding, ...]:
         if self.layers is None:
@@ -242,7 +258,7 @@ class StrategyEstimator:
         if own is None:
             return ()
         kind = self.kinds(strategy)[own]
-        work = self.model.work(self.facts_of(kind), strategy)
+        work = self.work(kind, strategy)
         times = self.times(work, strategy, kind, stage=own)
         priced = {key: one.forward_s + one.backward_s for key, one in times.items()}
         return tuple(self.layers.findings(work, strategy, priced))
@@ -256,11 +272,12 @@ class StrategyEstimator:
         count = self.microbatches(strategy, global_batch)
         kinds = self.kinds(strategy)
         limits = [min(kind.memory_bytes for kind, _ in used) for used in self._used(strategy)]
-        work = self.model.work(self.facts_of(kinds[0]), strategy)
+        work = self.work(kinds[0], strategy)
         parts = self._parts_of(work, strategy)
         flying, crossing = microbatches_held(work, parts, strategy, self.stack, count), cut_bytes(work, parts)
         if self.counts_program(strategy):
-            step = self.model.step_bytes(self.facts_of(kinds[0]), strategy, accumulates=count > 1)
+            together = self.together(strategy)
+            step = self.model.step_bytes(self.facts_of(kinds[0]), strategy, accumulates=count > 1, together=together)
             return (one_program_memory(step, kinds[0], self.stack, flying[0], count, limits[0]),)
         return tuple(
             stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s], crossing)

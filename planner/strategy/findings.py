@@ -182,5 +182,20 @@ def _nothing_selected(strategy: Strategy, attention: bool) -> str:
     return "flash attention stores no scores, and runs again anyway" if strategy.attention == "flash" else ""
 
 
+def meeting_finding(why: str, strategy: Strategy, stack: Stack) -> Finding:
+    """MP167: that examples of several replicas meet in the model, which a framework's replicas do not know.
+
+    Args:
+        why: they do, and where.
+    """
+    return Finding(
+        code="MP167",
+        severity="note",
+        message=f"dp={strategy.dp}: examples of all replicas meet: {why}; priced as stack {stack.name} would run it, "
+        "each replica's by themselves and without collectives for that",
+        hint="a plan of this strategy has the collectives, and so has an estimate without a stack",
+    )
+
+
 def _idle(asked: str, reason: str, hint: str = "") -> Finding:
     return Finding(code="MP178", severity="note", message=f"{asked} changes nothing: {reason}", hint=hint)

@@ -15,6 +15,7 @@ from planner.strategy.strategy import RematPolicy
 from planner.strategy.work import ClassWork, Floats, MoveKey, Work, reruns_full
 
 AXES = ("cp", "tp", "ep")  # axes of the mesh that work is captured on, in order
+DATA, EXPERT_DATA = "dp", "edp"  # the axis before them where replicas compute together; beside ``ep`` the latter
 
 
 @dataclass(frozen=True)

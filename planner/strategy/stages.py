@@ -80,12 +80,13 @@ def equal_parts(layers: int, count: int) -> tuple[int, ...]:
 
 
 def cut_bytes(work: Work, parts: Sequence[Blocks]) -> float:
-    """Bytes of one microbatch, whole, that cross the busiest cut between parts one way: half of what goes forward and
-    comes back there."""
+    """Bytes of one microbatch of a replica, whole, that cross the busiest cut between parts one way: half of what goes
+    forward and comes back there."""
     if len(parts) == 1:
         return 0.0
     cuts = [min(part.positions, default=len(work.order)) for part in parts[1:]]
-    return max(float(work.border_bytes[cut - 1].mean()) for cut in cuts if 0 < cut < len(work.order))
+    whole = max(float(work.border_bytes[cut - 1].mean()) for cut in cuts if 0 < cut < len(work.order))
+    return whole / work.replicas
 
 
 def held(leaves: tuple[Leaf, ...], blocks: Blocks) -> list[HeldLeaf]:

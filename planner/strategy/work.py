@@ -105,7 +105,8 @@ class Work:
     """All classes of a model at one microbatch size, its leaves, and the order of its blocks.
 
     Attributes:
-        microbatch: examples of all devices of expert parallelism together.
+        microbatch: examples of all devices of expert parallelism together, and of all replicas where these compute on
+            them together; replicas: how many then, else 1.
         border_bytes: of so many examples, whole: what crosses between each two consecutive blocks, (n, 2): forward, and
             its cotangents.
     """
@@ -115,6 +116,7 @@ class Work:
     leaves: tuple[Leaf, ...]
     order: tuple[str, ...]
     border_bytes: Floats
+    replicas: int = 1
 
 
 def interpolated(one: Work, other: Work, microbatch: int) -> Work:
@@ -154,7 +156,8 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
         classes[key] = replace(
             a, kernels=kernels, moves=moves, saved=saved, entry_bytes=entry_bytes, group_bytes=group_bytes
         )
-    return Work(microbatch, classes, one.leaves, one.order, _line(one.border_bytes, other.border_bytes, t))
+    borders = _line(one.border_bytes, other.border_bytes, t)
+    return Work(microbatch, classes, one.leaves, one.order, borders, one.replicas)
 
 
 def _between(a: float, b: float, t: float) -> float:

@@ -67,7 +67,7 @@ def test_devices_hold_their_experts_and_exchange_tokens_twice_each_way(cluster: 
     assert plain.memory[0].saved_bytes == pytest.approx(shared.memory[0].saved_bytes, rel=0.02)
     assert plain.breakdown.communication_s == 0.0 < shared.breakdown.communication_s
     assert shared.breakdown.gradients_s < plain.breakdown.gradients_s
-    (work,) = [work for (layout, size), work in one._captured._work.items() if layout[3] == ep and size == 2 * ep]
+    (work,) = [work for (layout, size), work in one._captured._work.items() if layout[4] == ep and size == 2 * ep]
     moves = {key: tuple(row) for each in work.classes.values() for key, row in _moves(each).items()}
     assert moves == {
         (phase, "all_to_all"): (pytest.approx(2 * 2 * SENT), pytest.approx(2)) for phase in ("forward", "backward")
@@ -144,3 +144,47 @@ def test_experts_of_ragged_products_are_recognised_by_their_name() -> None:
 
     counts = [expert_counts(model_graph(capture(task(name), 24), UpdateJoins())) for name in ("experts", "mlp")]
     assert counts == [{4: 2}, {}]
+
+
+def sorted_tokens(width: int = 256, experts: int = 8) -> planner.TrainingTask:
+    """A layer whose tokens, of all examples together, are sorted by their expert, for products of ragged rows."""
+    params = {
+        "first": leaf(width, width),
+        "router": leaf(width, experts),
+        "experts": {"up": leaf(experts, width, 4 * width), "down": leaf(experts, 4 * width, width)},
+    }
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = jnp.tanh(batch["x"] @ params["first"])
+        tokens = x.reshape(-1, width)
+        choice = jnp.argmax(tokens @ params["router"], axis=-1)
+        order, sizes = jnp.argsort(choice), jnp.bincount(choice, length=experts).astype(jnp.int32)
+        y = jax.nn.gelu(jax.lax.ragged_dot(tokens[order], params["experts"]["up"], sizes))
+        y = jax.lax.ragged_dot(y, params["experts"]["down"], sizes)
+        return jnp.mean((x + y[jnp.argsort(order)].reshape(x.shape)) ** 2)
+
+    batch = {"x": leaf(1, 512, width)}
+    return planner.TrainingTask(
+        loss_fn=loss, params=params, batch=batch, optimizer=optax.adam(1e-3), independent_microbatches=True
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dp=8,microbatch=4", "dp=4,microbatch=4,zero=1", "dp=4,tp=2,microbatch=4", "dp=8,ep=4,microbatch=4"],
+)
+def test_replicas_that_sort_tokens_together_exchange_them_in_estimate_and_plan(cluster: str, text: str) -> None:
+    task = sorted_tokens()
+    plan = planner.plan(task, cluster=cluster, global_batch=64, strategy=text, baselines=False)
+    found = planner.estimate(task, cluster, text, global_batch=64)
+    assert any(key.startswith("forward") for key in plan.stages[0].groups[0].time.collectives)
+    assert found.breakdown.communication_s > 0.0
+    assert found.step_time_s == pytest.approx(plan.prediction.step_time_s, rel=0.05)
+    assert found.memory.peak_bytes == pytest.approx(plan.prediction.peak_memory_bytes, rel=0.1)
+    (said,) = [
+        one
+        for one in planner.estimate(task, cluster, text, global_batch=64, stack="selene").findings
+        if one.code == "MP167"
+    ]
+    assert "examples of all replicas meet" in said.message and "test_experts.py:" in said.message
+    assert not any(one.code == "MP167" for one in found.findings)
