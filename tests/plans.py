@@ -1,5 +1,7 @@
 """Small, consistent plans and clusters made by hand, for tests of files, checks, reports and commands."""
 
+import math
+
 import msgspec
 
 from costmodel.cluster import Cluster, parse_cluster
@@ -7,6 +9,8 @@ from costmodel.schedule.actions import Actor, format_actions
 from costmodel.schedule.generate import gpipe, one_f_one_b, spread_shares
 from costmodel.schedule.registry import FAMILIES, make_schedule
 from costmodel.schedule.validate import in_flight
+from costmodel.simulate import simulate
+from planner.plan_problem import problem_of
 from planner.planfile.fingerprint import cluster_fingerprint, fingerprint
 from planner.planfile.names import compress_names
 from planner.planfile.schema import (
@@ -99,12 +103,12 @@ def tiny_plan(
     shapes = {"embedding/table": (VOCABULARY, HIDDEN), "layers/w": (layers, HIDDEN, FFN)}
     if not tied:
         shapes["head/kernel"] = (HIDDEN, VOCABULARY)
-    step_s, table_bytes, sent = 0.05, 4 * VOCABULARY * HIDDEN, 1 << 20
+    step_s, table_bytes, sent = 1.0, 4 * VOCABULARY * HIDDEN, 1 << 20  # the step's own time: `with_own_step`
     owner = TiedParameter(path="embedding/table", owner_stage=0, other_stages=(stages - 1,), bytes=table_bytes)
     used = [device for stage in stage_plans for group in stage.groups for device in group.devices]
     large = sum(device.startswith("large") for device in used)
     peak, price = large * 2e13 + (len(used) - large) * 1e13, 2.0 * large  # in float32; small devices have no price
-    return Plan(
+    plan = Plan(
         schema_version=1,
         name=name,
         model=ModelRecord(
@@ -140,15 +144,15 @@ def tiny_plan(
             ),
         ),
         prediction=Prediction(
-            step_time_s=step_s, compute_s=0.03, exposed_communication_s={"all_gather": 0.002, "all_reduce": 0.006},
-            bubble_s=0.01, optimizer_s=0.002, examples_per_s=microbatches * microbatch_size / step_s,
+            step_time_s=step_s, compute_s=step_s, exposed_communication_s={}, bubble_s=0.0, optimizer_s=0.0,
+            examples_per_s=microbatches * microbatch_size / step_s,
             tokens_per_s=128 * microbatches * microbatch_size / step_s, model_flops=0.41 * step_s * peak, mfu=0.41,
             price_per_step=price * step_s / 3600,
             peak_memory_bytes=max(group.memory.total_bytes for stage in stage_plans for group in stage.groups),
             provenance={"step_time_s": "interpolated", "memory": "fitted", "links": "datasheet"},
         ),
         certificate=Certificate(
-            lower_bound_s=0.048, gap=1 - 0.048 / step_s, hardware_bound_s=0.02, hardware_gap=1 - 0.02 / step_s,
+            lower_bound_s=0.96 * step_s, gap=0.04, hardware_bound_s=0.4 * step_s, hardware_gap=0.6,
             space=("searched: every contiguous cut of 6 blocks", "not searched: splitting the sequence of attention"),
             status="feasible", limit_fired=False,
         ),
@@ -161,6 +165,44 @@ def tiny_plan(
         findings=(),
         versions={"meshplan": "0.1.0", "jax": "0.10.2"},
     )  # fmt: skip
+    return with_own_step(plan)
+
+
+def with_own_step(plan: Plan) -> Plan:
+    """The plan with the step time that its schedule takes, and all figures that follow from it."""
+    problem = problem_of(plan)
+    step = simulate(problem.schedule, problem.times, problem.sends, waits=problem.waits)
+    last = max(step.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group)).actor
+    row = next(row for row in problem.schedule.actions if row.actor == last)
+    groups = [plan.stages[stage].groups[last.group] for stage in sorted({action.stage for action in row.actions})]
+    runs, times = len(groups[0].microbatches), [group.time for group in groups]
+    exposed = {
+        "casts": runs * sum(time.forward_communication_s + time.backward_communication_s for time in times),
+        "gradient_reduction": sum(time.gradient_reduction_s for time in times),
+    }
+    compute_s = runs * sum(time.forward_s + time.backward_s for time in times) - exposed["casts"]
+    optimizer_s, scale = sum(time.optimizer_s for time in times), step.makespan_s / plan.prediction.step_time_s
+    old, proof = plan.prediction, plan.certificate
+    return msgspec.structs.replace(
+        plan,
+        prediction=msgspec.structs.replace(
+            old,
+            step_time_s=step.makespan_s,
+            compute_s=compute_s,
+            exposed_communication_s=exposed,
+            bubble_s=step.makespan_s - compute_s - optimizer_s - sum(exposed.values()),
+            optimizer_s=optimizer_s,
+            examples_per_s=old.examples_per_s / scale,
+            tokens_per_s=old.tokens_per_s and old.tokens_per_s / scale,
+            model_flops=float(round(old.model_flops * scale)),
+            price_per_step=old.price_per_step and old.price_per_step * scale,
+        ),
+        certificate=msgspec.structs.replace(
+            proof,
+            lower_bound_s=proof.lower_bound_s * scale,
+            hardware_bound_s=proof.hardware_bound_s * scale,
+        ),
+    )
 
 
 def plan_with_groups(**options) -> Plan:
@@ -247,7 +289,11 @@ def _stage(
     count = mesh[0] * mesh[1]
     first = index // 2 * count
     layers = sum(name.startswith("layers") for name in names)
-    memory = [2 * GIB, GIB, 4 * GIB, in_flight * GIB // 2, GIB // 4, 0, GIB]
+    parameters, axes = _parameters(names, layers, zero, tied), dict(zip(("data", "model"), mesh, strict=True))
+    held = sum(
+        4 * math.prod(one.shape) // math.prod(axes[axis] for dim in one.value for axis in dim) for one in parameters
+    )
+    memory = [held, GIB, 4 * GIB, in_flight * GIB // 2, GIB // 4, 0, GIB]
     return StagePlan(
         blocks=compress_names(names),
         block_count=len(names),
@@ -259,7 +305,7 @@ def _stage(
                 mesh=(MeshAxis(name="data", size=mesh[0]), MeshAxis(name="model", size=mesh[1])),
                 microbatches=tuple(range(microbatches)),
                 strategies=tuple(_strategy(kind) for kind in dict.fromkeys(name.split("[")[0] for name in names)),
-                parameters=_parameters(names, layers, zero, tied),
+                parameters=parameters,
                 memory=MemoryPlan(
                     parameters_bytes=memory[0], gradients_bytes=memory[1], arising_bytes=0, optimizer_bytes=memory[2],
                     inputs_bytes=0, update_bytes=0,

@@ -60,6 +60,7 @@ RULES: tuple[RuleInfo, ...] = (
     RuleInfo("MP633", "model-reduction", "error", "The loss reduces over the batch as it did when it was planned."),
     RuleInfo("MP634", "model-strategies", "error", "Every block, op and parameter of the model has its place."),
     RuleInfo("MP640", "figures-follow", "error", "Predicted figures follow from each other and from the cluster."),
+    RuleInfo("MP641", "step-follows", "error", "The step time is that of the schedule with the stages' times."),
     RuleInfo("MP650", "compiled-memory-limit", "error", "What the compiler allocates fits the device."),
     RuleInfo("MP651", "compiled-memory", "warning", "The compiler allocates about what was planned."),
     RuleInfo("MP652", "compiled-collectives", "warning", "Compiled programs move the bytes that were planned."),

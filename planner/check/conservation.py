@@ -80,7 +80,7 @@ def _covers(whole: tuple[int, ...], parts: list[tuple[int, ...]]) -> bool:
     """Whether each part is the whole (a tied or unsplit parameter), or the parts are its layers (along dim 0)."""
     if all(part == whole for part in parts):
         return True
-    if not whole or any(len(part) != len(whole) or part[1:] != whole[1:] for part in parts):
+    if not whole or any(len(part) != len(whole) or part[1:] != whole[1:] or not part[0] for part in parts):
         return False
     return sum(part[0] for part in parts) == whole[0]
 

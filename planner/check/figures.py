@@ -9,7 +9,8 @@ from costmodel.units import format_bytes, format_seconds
 from planner.check.device_memory import MEMORY_ITEMS, device_bytes
 from planner.check.finding import finding, group_label, group_path, some
 from planner.check.placement import groups_of
-from planner.planfile.schema import Finding, MemoryPlan, Plan
+from planner.check.sharding import itemsize
+from planner.planfile.schema import Finding, GroupPlan, MemoryPlan, ParameterPlan, Plan
 
 ROUNDING = 1e-6
 
@@ -47,10 +48,26 @@ def memory_adds_up(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             message = f"{label}: items of memory add up to {sum(items.values())} bytes, "
             message += f"total_bytes is {memory.total_bytes}"
             yield finding("MP621", f"{where}.total_bytes", message)
+        held = _held_bytes(record)
+        if held is not None and not held - 1 <= memory.parameters_bytes <= held + 1:
+            message = f"{label}: parameters_bytes is {memory.parameters_bytes}, its parameters as they are split take "
+            yield finding("MP621", f"{where}.parameters_bytes", f"{message}{held:.0f} bytes on each device")
     worst = max(device_bytes(plan).values(), default=0)
     if plan.stages and plan.prediction.peak_memory_bytes != worst:
         message = f"peak_memory_bytes is {plan.prediction.peak_memory_bytes}, the worst group needs {worst}"
         yield finding("MP621", "prediction.peak_memory_bytes", message)
+
+
+def _held_bytes(record: GroupPlan) -> float | None:
+    """Bytes of a group's parameters on one of its devices; None where they name axes that the mesh does not have."""
+    sizes = {axis.name: axis.size for axis in record.mesh}
+    total = 0.0
+    for parameter in record.parameters:
+        axes = [axis for dim in parameter.value for axis in dim]
+        if any(sizes.get(axis, 0) < 1 for axis in axes):
+            return None  # MP604 and MP607 say so
+        total += math.prod(parameter.shape) * itemsize(parameter.dtype) / math.prod(sizes[axis] for axis in axes)
+    return total
 
 
 def tied_owned(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
@@ -67,6 +84,11 @@ def tied_owned(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             message = f"tied parameter {tie.path} is owned by stage {tie.owner_stage} and read by "
             message += f"{list(tie.other_stages)}"
             yield finding("MP624", where, message, "the owner and the readers are different stages")
+        whole = plan.model.parameter_shapes.get(tie.path)
+        dtype = next((p.dtype for p in _held(plan, tie.owner_stage) if p.path == tie.path), None)
+        if whole is not None and dtype is not None and tie.bytes != math.prod(whole) * itemsize(dtype):
+            message = f"tied parameter {tie.path}: bytes is {tie.bytes}, the parameter has "
+            yield finding("MP624", f"{where}.bytes", f"{message}{math.prod(whole) * itemsize(dtype)}")
         for stage in sorted(set(stages)):
             if not all(any(p.path == tie.path for p in group.parameters) for group in plan.stages[stage].groups):
                 role = "owner" if stage == tie.owner_stage else "reader"
@@ -80,11 +102,17 @@ def tied_owned(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             yield finding("MP624", "tied", message, hint)
 
 
+def _held(plan: Plan, stage: int) -> tuple[ParameterPlan, ...]:
+    """Parameters of a stage; its groups hold copies."""
+    groups = plan.stages[stage].groups
+    return groups[0].parameters if groups else ()
+
+
 def _shared_unstacked(plan: Plan) -> dict[str, list[int]]:
     """Parameters that several stages hold whole, by the model's recorded shapes."""
     holders: dict[str, list[int]] = {}
-    for at, stage in enumerate(plan.stages):
-        for parameter in stage.groups[0].parameters if stage.groups else ():
+    for at in range(len(plan.stages)):
+        for parameter in _held(plan, at):
             if parameter.shape == plan.model.parameter_shapes.get(parameter.path) and parameter.trained:
                 holders.setdefault(parameter.path, []).append(at)
     return {path: stages for path, stages in holders.items() if len(stages) > 1}

@@ -122,10 +122,30 @@ def transfers_lead_on(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         if not leads_on(transfer, count):
             message = f"a transfer leads from stage {ends[0]} to stage {ends[1]} of {count} stages"
             yield finding("MP616", f"transfers[{at}]", message, "values that skip a stage pass through it")
+        else:
+            yield from _links_lead_on(plan, at, transfer)
     joined = {(transfer.from_stage, transfer.to_stage) for transfer in plan.transfers}
     for stage in range(count - 1):
         if (stage, stage + 1) not in joined:
             yield finding("MP616", "transfers", f"nothing is handed from stage {stage} to stage {stage + 1}")
+
+
+def _links_lead_on(plan: Plan, at: int, transfer: Transfer) -> Iterator[Finding]:
+    """That each link of a transfer joins groups that there are, and no others join the same."""
+    counts = tuple(len(plan.stages[stage].groups) for stage in (transfer.from_stage, transfer.to_stage))
+    seen: set[tuple[int, int]] = set()
+    for index, link in enumerate(transfer.links):
+        ends = (link.from_group, link.to_group)
+        where = f"transfers[{at}].links[{index}]"
+        if not all(0 <= end < count for end, count in zip(ends, counts, strict=True)):
+            message = f"a link leads between groups {ends[0]} and {ends[1]} of stages with {counts[0]} and {counts[1]}"
+            yield finding("MP616", where, message)
+        elif ends in seen:
+            message = (
+                f"the transfer from stage {transfer.from_stage} has two links between groups {ends[0]} and {ends[1]}"
+            )
+            yield finding("MP616", where, message)
+        seen.add(ends)
 
 
 def leads_on(transfer: Transfer, stages: int) -> bool:

@@ -88,6 +88,15 @@ def strategies_complete(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             yield finding("MP628", where, f"{label} holds parameter {some(twice)} twice")
 
 
+def _trained(plan: Plan) -> dict[str, set[bool]]:
+    """Path of each parameter -> whether stages train it."""
+    said: dict[str, set[bool]] = {}
+    for _, _, record in groups_of(plan):
+        for parameter in record.parameters:
+            said.setdefault(parameter.path, set()).add(parameter.trained)
+    return said
+
+
 def model_consistent(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     """MP629: the model's counts are those of its shapes, its classes have each of its blocks once."""
     model = plan.model
@@ -103,6 +112,13 @@ def model_consistent(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding("MP629", "model.parameter_shapes", f"shapes of {some(negative)} have negative sizes")
     if not 0 <= model.trained_parameters <= max(model.parameters, 0):
         message = f"{model.trained_parameters:,} of {model.parameters:,} parameters are trained"
+        yield finding("MP629", "model.trained_parameters", message)
+    said = _trained(plan)
+    trained = sum(math.prod(model.parameter_shapes.get(path, ())) for path, words in said.items() if True in words)
+    if both := [path for path, words in said.items() if len(words) > 1]:
+        yield finding("MP629", "stages", f"some stages train {some(both)}, others do not")
+    elif said.keys() == model.parameter_shapes.keys() and trained != model.trained_parameters:  # else MP627 says so
+        message = f"{model.trained_parameters:,} of its parameters are trained, the stages train {trained:,}"
         yield finding("MP629", "model.trained_parameters", message)
     if model.sequence is not None and model.sequence < 1:
         yield finding("MP629", "model.sequence", f"the sequence length is {model.sequence}")

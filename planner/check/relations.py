@@ -55,12 +55,22 @@ def figures_follow(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             if part > whole * (1 + TOLERANCE):
                 message = f"{label}: {phase} communication takes {format_seconds(part)} of {format_seconds(whole)}"
                 yield finding("MP640", f"{path}.time.{phase}_communication_s", message, _HINT)
+        if time.weight_s > time.backward_s * (1 + TOLERANCE):
+            message = f"{label}: weight gradients take {format_seconds(time.weight_s)} of backward's "
+            yield finding("MP640", f"{path}.time.weight_s", f"{message}{format_seconds(time.backward_s)}", _HINT)
         most = memory.in_flight * memory.saved_per_microbatch_bytes
         least = 0 if alone else most - memory.in_flight
         if not splits and not least <= memory.saved_bytes <= most:
             message = f"{label}: saved_bytes is {format_bytes(memory.saved_bytes)}, {memory.in_flight} microbatches in "
             message += f"flight save {format_bytes(memory.saved_per_microbatch_bytes)} each"
             yield finding("MP640", f"{path}.memory.saved_bytes", message, _HINT)
+    for at, transfer in enumerate(plan.transfers):
+        slowest_s = max((link.activation_s + link.latency_s for link in transfer.links), default=transfer.time_s)
+        if not _close(transfer.time_s, slowest_s):
+            message = (
+                f"transfer from stage {transfer.from_stage}: time_s is {format_seconds(transfer.time_s)}, its slowest "
+            )
+            yield finding("MP640", f"transfers[{at}].time_s", f"{message}link takes {format_seconds(slowest_s)}", _HINT)
     if cluster_fingerprint(cluster) == plan.cluster.fingerprint:
         yield from _of_cluster(plan, cluster)
 

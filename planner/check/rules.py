@@ -18,6 +18,7 @@ from planner.check.placement import (
 from planner.check.records import model_consistent, strategies_complete, words_known
 from planner.check.relations import figures_follow
 from planner.check.sharding import large_replicated, splits_divide
+from planner.check.step import step_follows
 from planner.check.timetable import schedule_runs, updates_wait
 from planner.planfile.schema import Finding, Plan
 
@@ -48,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     strategies_complete,
     model_consistent,
     figures_follow,
+    step_follows,
 )
 
 _RANK = {"error": 0, "warning": 1, "note": 2}

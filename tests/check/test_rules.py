@@ -12,7 +12,7 @@ from planner.check.sharding import itemsize
 from planner.planfile.codec import decode, encode
 from planner.planfile.lines import find_lines
 from planner.planfile.schema import Plan, Transfer, UpdateJoin
-from tests.plans import GIB, cluster_document, tiny_cluster, tiny_plan
+from tests.plans import GIB, cluster_document, tiny_cluster, tiny_plan, with_own_step, with_uneven_transfers
 
 GOOD = {
     "two stages": {},
@@ -56,6 +56,12 @@ def edit(plan: Plan, path: str, value) -> Plan:
 def saving(memory, saved_bytes):
     total_bytes = memory.total_bytes - memory.saved_bytes + saved_bytes
     return msgspec.structs.replace(memory, saved_bytes=saved_bytes, total_bytes=total_bytes)
+
+
+def later(time, time_s):
+    """Gradient reduction that takes longer, and all that happens once a step with it."""
+    reduction_s = time.gradient_reduction_s + time_s
+    return msgspec.structs.replace(time, gradient_reduction_s=reduction_s, once_s=time.once_s + time_s)
 
 
 G0, G1 = "stages.0.groups.0", "stages.1.groups.0"
@@ -113,6 +119,8 @@ BROKEN = [
     ("MP621", f"{G0}.memory.total_bytes", 7, "add up to"),
     ("MP621", f"{G0}.memory.saved_bytes", -1, "negative memory for saved"),
     ("MP621", "prediction.peak_memory_bytes", 5, "the worst group needs"),
+    ("MP621", f"{G0}.parameters.0.dtype", "bfloat16", "its parameters as they are split take"),
+    ("MP621", f"{G0}.parameters.0.value", ((), ()), "its parameters as they are split take"),
     ("MP622", f"{G0}.memory.in_flight", 1, "counted for 1 microbatch in flight, the schedule holds 2"),
     ("MP625", "prediction.step_time_s", math.nan, "step_time_s is nan"),
     ("MP625", "prediction.step_time_s", 0.0, "step_time_s is 0"),
@@ -132,6 +140,7 @@ BROKEN = [
     ("MP627", f"{G1}.parameters", lambda ps: ps[:1], "head/kernel"),
     ("MP627", f"{G0}.parameters.1.shape", (1, 64, 256), "layers/w"),
     ("MP627", f"{G0}.parameters.1.path", "layers/v", "layers/v"),
+    ("MP627", f"{G0}.parameters.1.shape", (0, 64, 256), "layers/w"),
     ("MP618", "model.reduction", "median", "'median'"),
     ("MP618", "schedule.name", "2f2b", "'2f2b'"),
     ("MP618", "certificate.status", "sure", "'sure'"),
@@ -148,7 +157,7 @@ BROKEN = [
     ("MP625", "baselines.0.step_time_s", -0.5, "takes -0.5 s"),
     ("MP625", "baselines.0.step_time_s", None, "takes None s"),
     ("MP626", "certificate.status", "optimal", "leaves a gap of 0.0400"),
-    ("MP626", "certificate.lower_bound_s", 0.05, "the plan's own time"),
+    ("MP626", "certificate.lower_bound_s", 0.04520001, "the plan's own time"),
     ("MP628", f"{G0}.strategies", (), "runs block embedding of class"),
     ("MP628", f"{G1}.strategies", lambda kept: kept[:1], "runs block head of class"),
     ("MP628", f"{G1}.strategies", lambda kept: (*kept, kept[0]), "has two strategies"),
@@ -159,18 +168,29 @@ BROKEN = [
     ("MP629", "model.parameters", 196609, "states 196,609 parameters, its shapes have 196,608"),
     ("MP629", "model.trained_parameters", 200000, "200,000 of 196,608"),
     ("MP629", "model.parameter_shapes", {"a": (-1, 5)}, "negative sizes"),
+    ("MP629", "model.trained_parameters", 1000, "1,000 of its parameters are trained, the stages train 196,608"),
+    ("MP629", f"{G0}.parameters.1.trained", False, "some stages train layers/w, others do not"),
+    ("MP629", f"{G1}.parameters.1.trained", False, "196,608 of its parameters are trained, the stages train 131,072"),
     ("MP629", "model.sequence", 0, "sequence length is 0"),
     ("MP629", "model.block_classes", {"sha256:x": ("embedding", "head")}, "layers[0]"),
     ("MP629", "cluster.devices", 9, "states 9 devices, its kinds have 8"),
-    ("MP640", "prediction.examples_per_s", 641.0, "global_batch / step_time_s is 640"),
+    ("MP640", "prediction.examples_per_s", 709.0, "global_batch / step_time_s is 707.965"),
     ("MP640", "prediction.tokens_per_s", 81999.0, "no whole number"),
-    ("MP640", "prediction.compute_s", 0.04, "add up to 60 ms"),
+    ("MP640", "prediction.compute_s", 0.028, "add up to 55.2 ms"),
     ("MP640", "prediction.mfu", 0.5, "mfu is 0.5"),
     ("MP640", "prediction.model_flops", 1e12, "model_flops"),
     ("MP625", "prediction.price_per_step", -1.0, "price_per_step is -1.0"),
     ("MP640", f"{G0}.time.once_s", 0.1, "once_s is 100 ms"),
     ("MP640", f"{G0}.time.forward_communication_s", 0.1, "forward communication takes 100 ms"),
     ("MP640", f"{G0}.memory", lambda memory: saving(memory, GIB // 4), "in flight save"),
+    ("MP640", f"{G0}.time.weight_s", 0.005, "weight gradients take 5 ms of backward's 4 ms"),
+    ("MP641", f"{G0}.time.forward_s", 0.003, "step_time_s is 45.2 ms, the schedule with the stages"),
+    ("MP641", f"{G1}.time.backward_s", 0.0, "the schedule with the stages' times and transfers takes"),
+    ("MP641", "transfers.0.time_s", 5e-3, "transfers takes"),
+    ("MP641", "prediction.step_time_s", 0.046, "step_time_s is 46 ms"),
+    ("MP641", f"{G0}.time", lambda time: later(time, 1e-3), "the schedule with the stages"),
+    ("MP641", "prediction.compute_s", 0.02, "compute_s is 20 ms, on the stage that ends the step it is 18 ms"),
+    ("MP641", f"{G0}.time.backward_communication_s", 0.002, "casts"),
     ("MP640", f"{G0}.memory.limit_bytes", 81 * GIB, "limit_bytes is 81.00 GiB, the memory of Large-80GB is 80.00 GiB"),
 ]  # fmt: skip
 
@@ -237,6 +257,29 @@ def test_tied_parameters():
         assert any(f.code == "MP624" and part in f.message for f in check_plan(broken, tiny_cluster())), part
 
 
+@pytest.mark.parametrize(
+    ("code", "path", "value", "part"),
+    [
+        ("MP616", "transfers.0.links.0.from_group", 1, "between groups 1 and 0 of stages with 1 and 1"),
+        ("MP616", "transfers.0.links.0.to_group", -1, "between groups 0 and -1"),
+        ("MP616", "transfers.0.links", lambda links: links * 2, "two links between groups 0 and 0"),
+        ("MP640", "transfers.0.time_s", 2e-3, "time_s is 2 ms, its slowest link takes 1.02 ms"),
+        ("MP641", "transfers.0.links.0.gradient_s", 9e-3, "the schedule with the stages' times and transfers takes"),
+    ],
+)
+def test_links_of_transfers(code, path, value, part):
+    plan = with_own_step(with_uneven_transfers(tiny_plan()))
+    assert check_plan(plan, tiny_cluster()) == ()
+    found = [finding for finding in check_plan(edit(plan, path, value), tiny_cluster()) if finding.code == code]
+    assert any(part in finding.message and finding.where for finding in found), found
+
+
+def test_a_tied_parameter_has_its_own_bytes():
+    plan = edit(tiny_plan(tied=True), "tied.0.bytes", 5)
+    (found,) = check_plan(plan, tiny_cluster())
+    assert found.code == "MP624" and "bytes is 5, the parameter has 262144" in found.message
+
+
 def test_two_groups_of_a_stage():
     """A stage of a large and a small group that share its microbatches."""
     plan = tiny_plan(stages=1)
@@ -250,7 +293,7 @@ def test_two_groups_of_a_stage():
     texts = ("0F0 0B0 0F1 0B1 0F2 0B2", "0F3 0B3")
     actors = tuple(msgspec.structs.replace(actors[0], group=at, actions=text) for at, text in enumerate(texts))
     plan = edit(edit(plan, "stages.0.groups", (large, small)), "schedule.actors", actors)
-    plan = edit(plan, "prediction.mfu", 0.41 * 2 / 3)  # of the rates of both groups
+    plan = with_own_step(edit(plan, "prediction.mfu", 0.41 * 2 / 3))  # of the rates of both groups
     assert check_plan(plan, tiny_cluster()) == ()
     swapped = edit(plan, "stages.0.groups.1.microbatches", (2,))
     codes = {f.code for f in check_plan(swapped, tiny_cluster())}

@@ -57,9 +57,9 @@ def test_numbers_of_numpy_and_ints_for_floats_are_written_as_floats():
     plan = tiny_plan()
     prediction = replace(
         plan.prediction,
-        step_time_s=np.float64(0.05),
+        step_time_s=np.float64(plan.prediction.step_time_s),
         model_flops=round(plan.prediction.model_flops),
-        optimizer_s=np.float64(2e-3),
+        optimizer_s=np.float64(plan.prediction.optimizer_s),
     )
     assert encode(replace(plan, prediction=prediction)) == encode(plan)
 

@@ -58,7 +58,7 @@ def test_time_parts_add_up():
     plan = tiny_plan()
     assert sum(row.time_s for row in explain(plan).time) == pytest.approx(plan.prediction.step_time_s)
     assert sum(row.share for row in explain(plan).time) == pytest.approx(1)
-    short = replace(plan, prediction=replace(plan.prediction, compute_s=0.02))
+    short = replace(plan, prediction=replace(plan.prediction, compute_s=plan.prediction.compute_s - 0.01))
     assert {row.part: row.time_s for row in explain(short).time}["other"] == pytest.approx(0.01)
 
 
@@ -69,7 +69,7 @@ def test_the_slowest_stage_is_marked():
 
 def test_baselines_have_ratios():
     rows = {row.name: row for row in explain(tiny_plan()).baselines}
-    assert rows["ddp"].ratio == pytest.approx(1.6) and rows["pipeline"].ratio is None
+    assert rows["ddp"].ratio == pytest.approx(0.08 / 0.0452) and rows["pipeline"].ratio is None
     assert "does not fit" in explain(tiny_plan()).text
 
 
@@ -78,9 +78,9 @@ def test_certificate_says_what_was_searched():
     text = " ".join(explain(plan).certificate)
     for part in (
         "4.0%",
-        "48 ms",
-        "50 ms",
-        "20 ms",
+        "43.4 ms",
+        "45.2 ms",
+        "18.1 ms",
         "Searched: every",
         "Not searched: splitting",
         "Not checked by a compiler",
