@@ -9,7 +9,11 @@ of it leaves a pending sum.
 import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 Role = Literal["param", "batch", "state", "rng", "const", "activation"]
 Combine = Literal["sum", "max", "same", "none"]
@@ -194,6 +198,15 @@ class BlockClass:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @cached_property
+    def tensor_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each tensor, whole, in the order of `tensors`."""
+        return np.array([tensor.bytes for tensor in self.tensors.values()], dtype=np.int64)
+
+    @cached_property
+    def ops_by_name(self) -> dict[str, Op]:
+        return {op.name: op for op in self.ops}
+
     @property
     def flops(self) -> float:
         return sum(op.flops for op in self.ops)
@@ -211,6 +224,16 @@ class Block:
     class_key: str
     inputs: tuple[Source, ...]
     outputs: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Blocks ``start..stop-1``: equal layers of a scan, or one block."""
+
+    key: str
+    start: int
+    stop: int
+    layered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +310,24 @@ class ModelGraph:
     _held: dict[tuple[int, int], dict[str, tuple[int, bool]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _runs: dict[tuple[int, int], tuple[Run, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _first: dict[tuple[int, int], dict[str, tuple[str, str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @cached_property
+    def parameter_elements(self) -> int:
+        """Of all parameters together."""
+        return sum(p.elements for p in self.params.values())
+
+    @cached_property
+    def layered(self) -> frozenset[str]:
+        """Classes whose blocks are layers of a scan: they read items of stacked parameters."""
+        return frozenset(
+            block.class_key
+            for block in self.blocks
+            if any(source.index is not None and source.value in self.params for source in block.inputs)
+        )
 
     def held_elements(self, start: int, stop: int) -> Mapping[str, tuple[int, bool]]:
         """Parameters that blocks ``start..stop-1`` read: how many elements, and whether the leaf as a whole."""
@@ -298,6 +339,32 @@ class ModelGraph:
                         items.setdefault(source.value, set()).add(source.index)
             self._held[start, stop] = {name: self._elements_of(name, own) for name, own in items.items()}
         return self._held[start, stop]
+
+    def runs(self, start: int, stop: int) -> tuple[Run, ...]:
+        """The runs of blocks ``start..stop-1``, in order."""
+        if (start, stop) not in self._runs:
+            found: list[Run] = []
+            for at in range(start, stop):
+                key = self.blocks[at].class_key
+                layered = key in self.layered
+                if found and layered and found[-1].key == key:
+                    found[-1] = Run(key, found[-1].start, at + 1, True)
+                else:
+                    found.append(Run(key, at, at + 1, layered))
+            self._runs[start, stop] = tuple(found)
+        return self._runs[start, stop]
+
+    def first_reads(self, start: int, stop: int) -> Mapping[str, tuple[str, str]]:
+        """Batch and state leaves that blocks ``start..stop-1`` read -> (class, input) of the first reader."""
+        if (start, stop) not in self._first:
+            found: dict[str, tuple[str, str]] = {}
+            for block in self.blocks[start:stop]:
+                for name, source in zip(self.classes[block.class_key].inputs, block.inputs, strict=True):
+                    value = self.values.get(source.value)
+                    if value is not None and value.role in ("batch", "state"):
+                        found.setdefault(source.value, (block.class_key, name))
+            self._first[start, stop] = found
+        return self._first[start, stop]
 
     def _elements_of(self, name: str, items: Set[int | None]) -> tuple[int, bool]:
         shape, whole = self.params[name].shape, None in items

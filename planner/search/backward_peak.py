@@ -4,8 +4,8 @@ Blocks run backward from the last to the first; the layers of a scan are one run
 
 * P1 what runs up to r kept: those behind it have let go theirs. In a pipeline the residuals are arguments of the
   backward program and stay until its end;
-* P2 gradients of the parameters that runs from r on read, or what they will be made of (`BlockLiveness.waiting_bytes`);
-  in a step that is one program from the first scan's backward pass on the stacks of all others too, as zeros;
+* P2 gradients of the parameters that runs from r on read, or what they will be made of (`Waiting`); in a step that is
+  one program from the first scan's backward pass on the stacks of all others too, as zeros;
 * P3 what is live inside one block of r (`Decision.live_bytes`). The last block of a step that is one program runs
   backward as soon as it has run forward: what it keeps is live, and not kept.
 
@@ -17,37 +17,14 @@ XLA's CPU compiler reuses less: there everything kept and all gradients lie besi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from costmodel.graph import ModelGraph
+from costmodel.graph import ModelGraph, Run, Source
 from costmodel.sharding import Spec
-from planner.space.backward import is_layered
 from planner.space.decision import Decision
+from planner.space.liveness import Waiting
 from planner.space.parameters import arising_bytes, scattered_bytes, state_bytes
-
-
-@dataclass(frozen=True)
-class Run:
-    """Blocks ``start..stop-1``: equal layers of a scan, or one block."""
-
-    key: str
-    start: int
-    stop: int
-    layered: bool
-
-
-def runs(graph: ModelGraph, start: int, stop: int) -> list[Run]:
-    """The runs of a range of blocks, in order."""
-    found: list[Run] = []
-    for at in range(start, stop):
-        key = graph.blocks[at].class_key
-        layered = is_layered(graph, key)
-        if found and layered and found[-1].key == key:
-            found[-1] = Run(key, found[-1].start, at + 1, True)
-        else:
-            found.append(Run(key, at, at + 1, layered))
-    return found
 
 
 @dataclass(frozen=True)
@@ -79,75 +56,39 @@ class Moment:
         return gradients if accumulates else gradients + rest, 0.0, kept, 0.0
 
 
-def fullest_moment(graph: ModelGraph, decision: Decision, start: int, stop: int, *, alone: bool) -> Moment:
-    """The fullest moment of a microbatch on a stage of blocks ``start..stop-1``.
+@dataclass(frozen=True)
+class RunBytes:
+    """What there is on a device for a run of blocks, gradients aside.
 
-    Args:
+    Attributes:
+        kept_bytes: what it and the runs before it keep (P1).
+        live_bytes: inside one of its blocks that runs backward (P3); forward_bytes: inside a layer that runs forward
+            (P4), 0 for a block by itself.
+        waiting: for its weight gradients, in a step that is one program; None where they are made at once.
+    """
+
+    kept_bytes: float
+    live_bytes: float
+    forward_bytes: float = 0.0
+    waiting: Waiting | None = None
+
+
+@dataclass(frozen=True)
+class PassBytes:
+    """What a microbatch has on a device of a stage beside gradients: the same whatever state is split.
+
+    Attributes:
+        parts: the stage's runs, and `runs` the bytes of each.
         alone: whether they are all of a step that is one program.
     """
-    full, added = decision.setting.remat == "full", decision.setting.accumulates
-    parts = runs(graph, start, stop)
-    table = decision.lying if alone else decision.kept
-    most = saved_bytes(graph, decision.kept, decision, start, stop)
-    kept = [min(most, saved_bytes(graph, table, decision, start, run.stop)) for run in parts]  # by the end of a run
-    gradients = _gradients(graph, decision, parts)
-    accumulated = sum(one.accumulated for one in gradients)
-    if not decision.space.fuses:
-        live = max(decision.live_bytes(run.key, rerun=full) for run in parts)
-        return Moment(kept[-1], kept[-1] + live + accumulated + sum(one.arising for one in gradients))
-    done = late = worst = 0.0
-    for i in reversed(range(len(parts))):
-        run, own = parts[i], gradients[i].own
-        at_once = alone and i == len(parts) - 1 and not run.layered
-        there = (kept[i - at_once] if i >= at_once else 0.0) if alone else kept[-1]
-        now, after = (own, own) if run.layered or not alone else decision.waiting_bytes(run.key, own)
-        stacks = 0.0
-        if alone and any(one.layered for one in parts[i:]):
-            stacks = sum(gradients[j].own for j in range(i) if parts[j].layered)
-        live = decision.live_bytes(run.key, rerun=full or at_once, alone=alone)
-        worst = max(worst, there + done + stacks + now + live)
-        if alone and run.layered:
-            worst = max(worst, kept[i] + decision.forward_bytes(run.key))
-        done, late = done + after, max(late, own - after)
-    worst = max(worst, done + late + max(one.scattered for one in gradients))
-    return Moment(kept[-1], worst + (accumulated if added else 0.0))
 
-
-def saved_bytes(
-    graph: ModelGraph,
-    kept: Mapping[str, Mapping[tuple[str, Spec], float]],
-    decision: Decision,
-    start: int,
-    stop: int,
-) -> float:
-    """Bytes that a device of the stage keeps for one microbatch from its F to its B.
-
-    What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep in
-    one spec is one array.
-
-    Args:
-        kept: `Decision.kept`, or another of its tables, such as that from B to W: block class -> tensor and spec ->
-            bytes.
-    """
-    total, shared = 0.0, {}
-    for key, same in groupby(graph.blocks[start:stop], key=lambda block: block.class_key):
-        cls, blocks = graph.classes[key], list(same)
-        if is_layered(graph, key):
-            once = decision.space.once[key]
-            total += sum(size * (1 if name in once else len(blocks)) for (name, _), size in kept[key].items())
-            continue
-        for block in blocks:
-            crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
-            for (name, spec), size in kept[key].items():
-                if name in crossing:
-                    shared[crossing[name], spec] = size
-                else:
-                    total += size
-    return total + sum(shared.values())
+    parts: tuple[Run, ...]
+    runs: tuple[RunBytes, ...]
+    alone: bool
 
 
 @dataclass
-class _Gradients:
+class Gradients:
     """Gradients of the parameters of which a run is the last reader, in bytes.
 
     Attributes:
@@ -163,10 +104,122 @@ class _Gradients:
     scattered: float = 0.0
 
 
-def _gradients(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> list[_Gradients]:
+def fullest_moment(graph: ModelGraph, decision: Decision, start: int, stop: int, *, alone: bool) -> Moment:
+    """The fullest moment of a microbatch on a stage of blocks ``start..stop-1``.
+
+    Args:
+        alone: whether they are all of a step that is one program.
+    """
+    passes = pass_bytes(graph, decision, start, stop, alone=alone)
+    gradients = gradients_of(graph, decision, passes.parts)
+    return fullest(passes, gradients, accumulates=decision.setting.accumulates, fuses=decision.space.fuses)
+
+
+def fullest(passes: PassBytes, gradients: Sequence[Gradients], *, accumulates: bool, fuses: bool) -> Moment:
+    """The fullest moment of a microbatch.
+
+    Args:
+        gradients: of each run.
+        accumulates: whether they are added to those of other microbatches.
+        fuses: whether the compiler fuses and reuses memory; the CPU's hardly does.
+    """
+    parts, rows, alone = passes.parts, passes.runs, passes.alone
+    kept = rows[-1].kept_bytes
+    accumulated = sum(one.accumulated for one in gradients)
+    if not fuses:
+        live = max(row.live_bytes for row in rows)
+        return Moment(kept, kept + live + accumulated + sum(one.arising for one in gradients))
+    stacks = list(accumulate((one.own * run.layered for one, run in zip(gradients, parts, strict=True)), initial=0.0))
+    done = late = worst = 0.0
+    scans = False  # whether some scan's backward pass has begun
+    for i in reversed(range(len(parts))):
+        run, row, own = parts[i], rows[i], gradients[i].own
+        at_once = _runs_at_once(parts, i, alone=alone)
+        there = (rows[i - at_once].kept_bytes if i >= at_once else 0.0) if alone else kept
+        now, after = (
+            (own, own) if row.waiting is None else (row.waiting.during_bytes(own), row.waiting.after_bytes(own))
+        )
+        scans = scans or (alone and run.layered)
+        worst = max(worst, there + done + (stacks[i] if scans else 0.0) + now + row.live_bytes)
+        if alone and run.layered:
+            worst = max(worst, row.kept_bytes + row.forward_bytes)
+        done, late = done + after, max(late, own - after)
+    worst = max(worst, done + late + max(one.scattered for one in gradients))
+    return Moment(kept, worst + (accumulated if accumulates else 0.0))
+
+
+def _runs_at_once(parts: Sequence[Run], at: int, *, alone: bool) -> bool:
+    """Whether a run's backward pass follows its forward pass: of the last block of a step that is one program."""
+    return alone and at == len(parts) - 1 and not parts[at].layered
+
+
+def pass_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int, *, alone: bool) -> PassBytes:
+    """What a microbatch has on a device beside gradients; arguments as of `fullest_moment`."""
+    full, parts = decision.setting.remat == "full", graph.runs(start, stop)
+    most = saved_by_run(graph, decision.kept, decision, parts)
+    kept = most
+    if alone:
+        kept = [min(most[-1], size) for size in saved_by_run(graph, decision.lying, decision, parts)]
+    rows = []
+    for i, (run, size) in enumerate(zip(parts, kept, strict=True)):
+        rerun = full or _runs_at_once(parts, i, alone=alone)
+        row = RunBytes(size, decision.live_bytes(run.key, rerun=rerun, alone=alone))
+        if decision.space.fuses and alone:
+            forward = decision.forward_bytes(run.key) if run.layered else 0.0
+            row = replace(row, forward_bytes=forward, waiting=None if run.layered else decision.waiting(run.key))
+        rows.append(row)
+    return PassBytes(parts, tuple(rows), alone)
+
+
+def saved_bytes(
+    graph: ModelGraph,
+    kept: Mapping[str, Mapping[tuple[str, Spec], float]],
+    decision: Decision,
+    start: int,
+    stop: int,
+) -> float:
+    """Bytes that a device of the stage keeps for one microbatch from its F to its B; arguments as of `saved_by_run`."""
+    return saved_by_run(graph, kept, decision, graph.runs(start, stop))[-1]
+
+
+def saved_by_run(
+    graph: ModelGraph,
+    kept: Mapping[str, Mapping[tuple[str, Spec], float]],
+    decision: Decision,
+    parts: Sequence[Run],
+) -> list[float]:
+    """Bytes that a device keeps for one microbatch from its F to its B, by the end of each run.
+
+    What all layers of a run keep together counts once for the run. A value that several blocks outside of runs keep in
+    one spec is one array.
+
+    Args:
+        kept: `Decision.kept`, or another of its tables, such as that from B to W: block class -> tensor and spec ->
+            bytes.
+    """
+    total, found = 0.0, list[float]()
+    shared: dict[tuple[Source, Spec], float] = {}
+    for run in parts:
+        if run.layered:
+            once, count = decision.space.once[run.key], run.stop - run.start
+            total += sum(size * (1 if name in once else count) for (name, _), size in kept[run.key].items())
+        else:
+            cls, block = graph.classes[run.key], graph.blocks[run.start]
+            crossing = dict(zip((*cls.inputs, *cls.outputs), (*block.inputs, *block.outputs), strict=True))
+            for (name, spec), size in kept[run.key].items():
+                total += size
+                if name in crossing:
+                    total -= shared.get((crossing[name], spec), 0.0)
+                    shared[crossing[name], spec] = size
+        found.append(total)
+    return found
+
+
+def gradients_of(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> list[Gradients]:
+    """Gradients of each run."""
     mesh, added = decision.space.mesh, decision.setting.accumulates
     seen: set[str] = set()
-    found = [_Gradients() for _ in parts]
+    found = [Gradients() for _ in parts]
     for i in reversed(range(len(parts))):
         for name, (elements, _) in graph.held_elements(parts[i].start, parts[i].stop).items():
             if name in seen and not parts[i].layered:
@@ -182,4 +235,13 @@ def _gradients(graph: ModelGraph, decision: Decision, parts: Sequence[Run]) -> l
     return found
 
 
-__all__ = ["Moment", "Run", "fullest_moment", "runs", "saved_bytes"]
+__all__ = [
+    "Gradients",
+    "Moment",
+    "PassBytes",
+    "fullest",
+    "fullest_moment",
+    "gradients_of",
+    "pass_bytes",
+    "saved_bytes",
+]

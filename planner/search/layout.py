@@ -12,7 +12,7 @@ from planner.search.backward_peak import fullest_moment, saved_bytes
 from planner.search.stage_links import link_cost
 from planner.space.block_cost import BlockCost
 from planner.space.decision import Decision
-from planner.space.inputs import first_reads, input_bytes
+from planner.space.inputs import input_bytes
 from planner.space.parameters import arising_bytes, state_bytes
 
 
@@ -103,27 +103,28 @@ def stage_cost(
     total.backward_cast_s += links.backward_cast_s
     total.collectives.update(links.collectives)
     _charge_leaves(graph, decision, start, stop, total)
-    charge_memory(graph, decision, start, stop, microbatches, total, alone=alone)
+    _charge_memory(graph, decision, start, stop, microbatches, total, alone=alone)
     return total
 
 
-def charge_memory(
+def _charge_memory(
     graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int, total: BlockCost, *, alone: bool
 ) -> None:
     """Adds the bytes of a stage to what its blocks cost together; arguments as of `stage_cost`."""
     total.saved_bytes = saved_bytes(graph, decision.kept, decision, start, stop)
-    _charge_state(graph, decision, start, stop, total)
+    state = held_state(graph, decision, start, stop)
+    total.parameter_bytes, total.optimizer_bytes = state.parameter_bytes, state.optimizer_bytes
     total.inputs_bytes += inputs_held_bytes(graph, decision, start, stop, microbatches)
     moment = fullest_moment(graph, decision, start, stop, alone=alone)
     (total.gradient_bytes, total.arising_bytes, total.lying_bytes, total.transient_bytes) = moment.items(
-        total.gradient_bytes, total.arising_bytes, accumulates=decision.setting.accumulates
+        state.gradient_bytes, state.arising_bytes, accumulates=decision.setting.accumulates
     )
 
 
 def inputs_held_bytes(graph: ModelGraph, decision: Decision, start: int, stop: int, microbatches: int) -> float:
     """Bytes of batch and carried state that a device of the stage holds for a step of so many microbatches."""
     total = 0.0
-    for name, (key, at) in first_reads(graph, graph.blocks[start:stop]).items():
+    for name, (key, at) in graph.first_reads(start, stop).items():
         spec, mesh = decision.input_specs[key][at], decision.space.mesh
         total += input_bytes(graph, graph.values[name], spec, mesh, microbatches)
     return total
@@ -158,21 +159,30 @@ def _charge_leaves(graph: ModelGraph, decision: Decision, start: int, stop: int,
                 total.weight_s += rest_s
 
 
-def _charge_state(graph: ModelGraph, decision: Decision, start: int, stop: int, total: BlockCost) -> None:
-    """Adds the bytes of parameters, gradients and optimizer state that a device of the stage holds. The state of a tied
-    parameter is on the stage that owns it."""
-    mesh, added = decision.space.mesh, decision.setting.accumulates
+@dataclass(frozen=True)
+class HeldState:
+    """Bytes of parameters, gradients and optimizer state that a device of a stage holds, and of gradients that arise
+    beside these. The state of a tied parameter is on the stage that owns it."""
+
+    parameter_bytes: float
+    gradient_bytes: float
+    arising_bytes: float
+    optimizer_bytes: float
+
+
+def held_state(graph: ModelGraph, decision: Decision, start: int, stop: int) -> HeldState:
+    """Of a stage of blocks ``start..stop-1``."""
+    mesh, added, fuses = decision.space.mesh, decision.setting.accumulates, decision.space.fuses
     earlier = {s.value for b in graph.blocks[:start] for s in b.inputs}
+    values = gradients = arising = optimizers = 0.0
     for name, (elements, whole) in graph.held_elements(start, stop).items():
         facts, storage = graph.params[name], decision.storage[name]
         value, gradient, optimizer = state_bytes(facts, elements, storage, mesh)
-        total.parameter_bytes += value
-        total.gradient_bytes += gradient
-        total.arising_bytes += arising_bytes(
-            facts, elements, storage, mesh, accumulates=added, fuses=decision.space.fuses
-        )
-        total.optimizer_bytes += optimizer if not (whole and name in earlier) else 0.0
-    total.optimizer_bytes += graph.optimizer_bytes
+        values += value
+        gradients += gradient
+        arising += arising_bytes(facts, elements, storage, mesh, accumulates=added, fuses=fuses)
+        optimizers += optimizer if not (whole and name in earlier) else 0.0
+    return HeldState(values, gradients, arising, optimizers + graph.optimizer_bytes)
 
 
 def held_parameters(graph: ModelGraph, start: int, stop: int) -> dict[str, tuple[int, int] | None]:

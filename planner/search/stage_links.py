@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from costmodel.graph import Block, ModelGraph, Source, Tensor
 from costmodel.sharding import REPLICATED, VARYING, Spec, shifted
-from planner.space.backward import is_layered
 from planner.space.block_cost import BlockCost
 from planner.space.borders import arriving, crossing
 from planner.space.decision import Decision
@@ -33,7 +32,7 @@ class _Walk:
         at = 0
         while at < len(self.blocks):
             block, end = self.blocks[at], at + 1
-            if is_layered(self.graph, block.class_key):
+            if block.class_key in self.graph.layered:
                 while end < len(self.blocks) and self.blocks[end].class_key == block.class_key:
                     end += 1
                 self._layers(self.blocks[at:end])

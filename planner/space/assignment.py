@@ -7,7 +7,7 @@ from costmodel.sharding import Spec, Strategy
 from planner.space.block_cost import Collective
 from planner.space.group_costs import specs_in_group
 from planner.space.model_space import ModelSpace
-from planner.space.nodes import GroupNode, ParameterNode, PortNode
+from planner.space.nodes import GroupNode, ParameterNode, Place, PortNode
 from planner.space.parameters import Storage, gradient_collectives, hoisted
 from planner.space.setting import Setting
 
@@ -54,9 +54,14 @@ class Assignment:
 
     def needs(self, node: ParameterNode) -> list[Spec]:
         """Specs in which the ops take a parameter."""
-        return [
-            specs[self.choice[consumer]] for place in node.places for consumer, specs in self.space.consumers(*place)
-        ]
+        if node.places not in self._needs:
+            consumers = [one for place in node.places for one in self.space.consumers(*place)]
+            self._needs[node.places] = [specs[self.choice[consumer]] for consumer, specs in consumers]
+        return self._needs[node.places]
+
+    @cached_property
+    def _needs(self) -> dict[tuple[Place, ...], list[Spec]]:
+        return {}
 
     def gradient_collectives(self, node: ParameterNode) -> list[Collective]:
         """Collectives of the gradient and update of each of a node's leaves, on a stage that owns it."""
@@ -83,13 +88,21 @@ class Assignment:
         return found
 
     @cached_property
+    def group_specs(self) -> dict[str, list[dict[str, Spec]]]:
+        """Block class -> for each of its groups, spec of every tensor that it reads or makes."""
+        return {
+            key: [specs_in_group(g, self.option("group", key, str(i))) for i, g in enumerate(groups)]  # type: ignore[arg-type]
+            for key, groups in self.space.groups.items()
+        }
+
+    @cached_property
     def output_specs(self) -> dict[str, dict[str, Spec]]:
         """Block class -> output tensor -> spec in which the class makes it."""
         found: dict[str, dict[str, Spec]] = {}
         for key, cls in self.space.graph.classes.items():
             specs = dict(self.input_specs[key])
-            for i, group in enumerate(self.space.groups[key]):
-                specs |= specs_in_group(group, self.option("group", key, str(i)))  # type: ignore[arg-type]
+            for own in self.group_specs[key]:
+                specs |= own
             found[key] = {name: specs[name] for name in cls.outputs if name in specs}
         return found
 

@@ -6,9 +6,11 @@ from functools import cached_property
 from costmodel.graph import Op
 from costmodel.sharding import REPLICATED, Spec, result_spec, split_factor
 from planner.space.assignment import Assignment
-from planner.space.backward import Handed, cotangent_name, handed_by, is_layered
-from planner.space.group_costs import group_kept, group_live, specs_in_group
-from planner.space.liveness import BlockLiveness
+from planner.space.backward import Handed, cotangent_name, handed_by
+from planner.space.group_costs import group_kept, group_live
+from planner.space.kernels import kernels_of
+from planner.space.live_spans import BlockSpans
+from planner.space.liveness import BlockLiveness, Waiting
 from planner.space.nodes import GroupNode
 
 
@@ -25,7 +27,7 @@ class AssignmentMemory(Assignment):
             if (
                 self.space.fuses
                 and self.setting.remat == "none"
-                and not is_layered(self.space.graph, key)
+                and key not in self.space.graph.layered
                 and all(op.scope < 0 for op in cls.ops)
             ):
                 lying = self._liveness(key, alone=True).lying()
@@ -40,7 +42,8 @@ class AssignmentMemory(Assignment):
         these keep."""
         if any(op.scope >= 0 for op in self.space.graph.classes[key].ops):
             return self.kept_without_remat[key]
-        block = replace(self._liveness(key), triton=False)  # what XLA's kernels keep beside is their own
+        cls, spans = self.space.graph.classes[key], replace(self._spans(key), triton=False)  # XLA's kernels keep more
+        block = BlockLiveness.of(spans, cls, self.space.mesh)
         makers = {name: op for op in self.space.graph.classes[key].ops for name in op.outputs}
         found: dict[tuple[str, Spec], float] = {}
         for (name, spec), size in block.lying().items():
@@ -64,7 +67,7 @@ class AssignmentMemory(Assignment):
         at = (key, rerun, alone)
         if at not in self._live:
             kept = {name for name, _ in self.kept[key]}
-            layered = is_layered(self.space.graph, key)
+            layered = key in self.space.graph.layered
             self._live[at] = self._liveness(key, alone=alone).peak_bytes(rerun=rerun, kept=kept, sliced=layered)
         return self._live[at]
 
@@ -72,10 +75,9 @@ class AssignmentMemory(Assignment):
         """The most that is live on a device while a layer of a class runs forward, what it keeps included."""
         return self._liveness(key).forward_bytes(name for name, _ in self.kept[key])
 
-    def waiting_bytes(self, key: str, gradients: float) -> tuple[float, float]:
-        """What lies on a device for a block's weight gradients of so many bytes while it runs backward, and after."""
-        liveness = self._liveness(key)
-        return gradients if liveness.scatters_weights else 0.0, liveness.waiting_bytes(gradients)
+    def waiting(self, key: str) -> Waiting:
+        """What lies on a device for the weight gradients of a block of a class."""
+        return self._liveness(key).waiting
 
     def _unfused_bytes(self, key: str) -> float:
         """`live_bytes` where every group leaves its results in memory, whatever ran before."""
@@ -88,7 +90,7 @@ class AssignmentMemory(Assignment):
 
     def _whole_leaves(self, key: str) -> dict[str, Spec]:
         """Parameters that a class reads as whole leaves, with their spec through the step."""
-        if is_layered(self.space.graph, key):
+        if key in self.space.graph.layered:
             return {}
         names = (n for n in self.space.graph.classes[key].inputs if ("place", key, n) in self.space.index)
         return {name: self.input_specs[key][name] for name in names}
@@ -99,22 +101,26 @@ class AssignmentMemory(Assignment):
         Args:
             alone: both passes are one program.
         """
-        whole = alone and self.space.pricing.kind.platform == "gpu" and not is_layered(self.space.graph, key)
+        whole = alone and self.space.pricing.kind.platform == "gpu" and key not in self.space.graph.layered
         at = (key, whole)
         if at not in self._blocks:
-            cls = self.space.graph.classes[key]
-            specs = {name: self.input_specs[key].get(name, self.space.whole) for name in cls.inputs}
-            self._blocks[at] = BlockLiveness(
-                cls,
-                self.space.mesh,
-                self.op_strategies[key],
-                specs,
-                self.space.derived[key],
-                triton=self.space.triton,
-                whole=whole,
-                fast=self.space.fast,
-            )
+            cls, spans = self.space.graph.classes[key], self._spans(key)
+            self._blocks[at] = BlockLiveness.of(spans.as_whole if whole else spans, cls, self.space.mesh)
         return self._blocks[at]
+
+    def _spans(self, key: str) -> BlockSpans:
+        """The kernels of a block of a class, and when what they have in memory is live."""
+        if key not in self._known_spans:
+            space, cls = self.space, self.space.graph.classes[key]
+            specs = {name: self.input_specs[key].get(name, space.whole) for name in cls.inputs}
+            kernels = kernels_of(cls, space.mesh, self.op_strategies[key], specs)
+            derived, triton, fast = space.derived[key], space.triton, space.fast
+            self._known_spans[key] = BlockSpans(cls, kernels, specs, derived, triton=triton, fast=fast)
+        return self._known_spans[key]
+
+    @cached_property
+    def _known_spans(self) -> dict[str, BlockSpans]:
+        return {}
 
     @cached_property
     def _blocks(self) -> dict[tuple[str, bool], BlockLiveness]:
@@ -155,8 +161,7 @@ class AssignmentMemory(Assignment):
             handed = handed_by(cls.ops, cls.tensors, self.space.derived[key], cls.outputs)
             own: dict[tuple[str, Spec], float] = {}
             for i, group in enumerate(self.space.groups[key]):
-                option = self.option("group", key, str(i))
-                specs = specs_in_group(group, option)  # type: ignore[arg-type]
+                specs = self.group_specs[key][i]
                 for op in group.ops:
                     kept = handed.get(op.name, Handed())
                     again = self._made_again(key, op) if op.scope >= 0 else frozenset[str]()
@@ -179,11 +184,11 @@ class AssignmentMemory(Assignment):
 
     def _kept_inside(self, key: str) -> dict[tuple[str, Spec], float]:
         found: dict[tuple[str, Spec], float] = {}
-        for i in range(len(self.space.groups[key])):
+        for i, specs in enumerate(self.group_specs[key]):
             index = self.space.index["group", key, str(i)]
             node = self.space.nodes[index]
             assert isinstance(node, GroupNode)
-            found |= group_kept(self.space, node, node.options[self.choice[index]])
+            found |= group_kept(self.space, node, node.options[self.choice[index]], specs)
         return found
 
 

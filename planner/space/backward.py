@@ -138,17 +138,10 @@ def cotangent_name(name: str) -> str:
     return f"{name}'"
 
 
-def is_layered(graph: ModelGraph, key: str) -> bool:
-    """Whether the blocks of a class are layers of a scan: they read items of stacked parameters."""
-    return any(
-        s.index is not None and s.value in graph.params for b in graph.blocks if b.class_key == key for s in b.inputs
-    )
-
-
 def kept_once(graph: ModelGraph, key: str) -> frozenset[str]:
     """What all layers of a scan keep together (by the names of `kept_bytes`): inputs that are the same value for each,
     and what is made of those alone."""
-    if not is_layered(graph, key):
+    if key not in graph.layered:
         return frozenset()
     cls = graph.classes[key]
     pairs = [(a, b) for a, b in zip(graph.blocks, graph.blocks[1:], strict=False) if a.class_key == b.class_key == key]

@@ -10,12 +10,11 @@ from itertools import product
 
 from costmodel.graph import ModelGraph, Tensor
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, divides
-from planner.space.backward import is_layered
 
 
 def carries(graph: ModelGraph, key: str) -> dict[int, int]:
     """Inputs of a layer that are the output of the layer before: input position -> output position."""
-    if not is_layered(graph, key):
+    if key not in graph.layered:
         return {}
     found: dict[int, int] = {}
     for a, b in zip(graph.blocks, graph.blocks[1:], strict=False):

@@ -51,11 +51,17 @@ def sharers_of(space: "ModelSpace", key: str) -> Counter[str]:
     )
 
 
-def group_kept(space: "ModelSpace", node: GroupNode, option: GroupStrategy) -> dict[tuple[str, Spec], float]:
-    """Bytes that a group keeps on one device, by tensor and spec."""
+def group_kept(
+    space: "ModelSpace", node: GroupNode, option: GroupStrategy, specs: Mapping[str, Spec]
+) -> dict[tuple[str, Spec], float]:
+    """Bytes that a group keeps on one device, by tensor and spec.
+
+    Args:
+        specs: `specs_in_group`.
+    """
     cls = space.graph.classes[node.class_key]
-    specs = specs_in_group(node.group, option)
-    return kept_bytes(node.group.ops, option.ops, space.kept[node.class_key], cls.tensors, specs, space.mesh)
+    ops = [cls.ops_by_name[op.name] for op in node.group.ops]  # of the space's microbatch size
+    return kept_bytes(ops, option.ops, space.kept[node.class_key], cls.tensors, specs, space.mesh)
 
 
 def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sharers: Mapping[str, int]) -> float:
@@ -64,7 +70,7 @@ def group_saved(space: "ModelSpace", node: GroupNode, option: GroupStrategy, sha
     once, layers = space.once[node.class_key], space.counts[node.class_key]
     return sum(
         size / sharers.get(name, 1) / (layers if name in once else 1)
-        for (name, _), size in sorted(group_kept(space, node, option).items())
+        for (name, _), size in sorted(group_kept(space, node, option, specs_in_group(node.group, option)).items())
     )
 
 

@@ -24,11 +24,12 @@ The bounds of L4 and L6 are those at which compiled programs were seen to change
 seen to keep, for all GPUs alike.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.space.kernels import BlockKernels, Value
+import numpy as np
+
+from planner.space.kernels import BlockKernels, Floats, Value
 
 LONG_ROW = 1024  # elements of a softmax's row
 MANY = 1 << 26  # elements of a softmax
@@ -37,16 +38,54 @@ FLOAT32 = 4  # bytes
 
 
 @dataclass(frozen=True)
+class Uncertain:
+    """A value of which its size says whether it is computed again for the backward pass (L6): where the largest of
+    `reduced`, results of reductions, has more elements than `bound`."""
+
+    value: Value
+    roots: frozenset[Value]
+    reduced: tuple[Value, ...]
+    bound: int
+
+
+@dataclass(frozen=True)
 class BlockMemory(BlockKernels):
-    """What of a block's values and cotangents is in memory."""
+    """What of a block's values and cotangents is in memory.
+
+    Attributes:
+        exponentials: those of `softmaxes` that are in memory.
+    """
+
+    exponentials: frozenset[Value] = frozenset()
+
+    @cached_property
+    def softmaxes(self) -> dict[Value, tuple[Value, ...]]:
+        """Exponentials that may be in memory (L4) -> what reductions make of them, an element a row."""
+        found: dict[Value, tuple[Value, ...]] = {}
+        if not self.triton or (self.whole and not self.fast):
+            return found
+        for value in (v for kernel in self.kernels if kernel.exponential for v in kernel.makes if v in kernel.saves):
+            readers = [self.kernels[at] for at in self.readers.get(value, ())]
+            rows = tuple(made for reader in readers if reader.reduces for made in reader.makes)
+            if len(readers) > 1 and rows:
+                found[value] = rows
+        return found
+
+    def exponentials_of(self, elements: Floats) -> frozenset[Value]:
+        """L4: the `softmaxes` that are in memory where values have so many elements on a device."""
+        found: set[Value] = set()
+        for value, rows in self.softmaxes.items():
+            own = elements[self.values[value]]
+            if self.whole or (own <= MANY and own / max(elements[self.values[row]] for row in rows) <= LONG_ROW):
+                found.add(value)
+        return frozenset(found)
 
     @cached_property
     def in_memory(self) -> frozenset[Value]:
         """L1, L2, L4 and L7."""
-        found = {item for item in self.inputs.items() if not self.is_stored(item)}
+        found = {item for item in self.inputs.items() if not self.is_stored(item)} | self.exponentials
         for value, at in self.maker.items():
-            lies = not self.kernels[at].fused or self._is_taken(value)
-            if lies or self._is_softmax(value) or self._is_costly(value):
+            if not self.kernels[at].fused or self._is_taken(value) or self._is_costly(value):
                 found.add(value)
         return frozenset(found)
 
@@ -61,30 +100,11 @@ class BlockMemory(BlockKernels):
         kernel = self.kernels[self.maker[value]]
         return kernel.costly and self.runs_backward(kernel)
 
-    def bytes_of(self, value: Value) -> float:
-        """As it lies in memory."""
-        size, itemsize = super().bytes_of(value), self.cls.tensors[value[0]].itemsize
-        wide = self._is_costly(value) and not self._is_taken(value)
-        return size * max(1.0, FLOAT32 / itemsize) if wide else size
-
-    def elements_of(self, value: Value) -> float:
-        return super().bytes_of(value) / self.cls.tensors[value[0]].itemsize
-
-    def _is_softmax(self, value: Value) -> bool:
-        """L4."""
-        kernel, readers = self.kernels[self.maker[value]], self.readers.get(value, ())
-        if (
-            (self.whole and not self.fast)
-            or not self.triton
-            or not kernel.exponential
-            or value not in kernel.saves
-            or len(readers) < 2
-        ):
-            return False
-        rows = [self.elements_of(made) for at in readers if self.kernels[at].reduces for made in self.kernels[at].makes]
-        elements = self.elements_of(value)
-        few = self.whole or (elements <= MANY and elements / max(rows, default=1.0) <= LONG_ROW)
-        return bool(rows) and few
+    @cached_property
+    def widths(self) -> Floats:
+        """Bytes of each value as it lies in memory, over its own: L7."""
+        wide = np.array([self._is_costly(value) and not self._is_taken(value) for value in self.values], dtype=bool)
+        return np.where(wide, np.maximum(1.0, FLOAT32 / self.itemsizes), 1.0)
 
     @cached_property
     def roots(self) -> dict[Value, frozenset[Value]]:
@@ -106,9 +126,7 @@ class BlockMemory(BlockKernels):
         """L3 and L5, those of parameters and of what is made of them alone left out."""
         leaving = {n for n in self.cls.outputs if n}
         found = set(self.normalised)
-        for value in {*self.maker, *self.inputs.items()}:
-            if not self.needs_grad(value) or self.is_weight(value):
-                continue
+        for value in self.differentiated:
             at = self.maker.get(value)
             taken = at is None or self.kernels[at].heavy
             made = any(self.kernels[i].heavy or self.kernels[i].scatters for i in self.readers.get(value, ()))
@@ -124,37 +142,49 @@ class BlockMemory(BlockKernels):
         last: dict[Value, bool] = {}  # whether nothing that reads a value is one
         cast: dict[Value, bool] = {}  # whether its cotangent is that of a product's operand
         for kernel in reversed(self.kernels):
-            reads = [v for v in kernel.reads if self.needs_grad(v) and not self.is_weight(v)]
-            small = [v for v in reads if self.roots[v] and all(map(self._is_reduced, self.roots[v]))]
+            reads = [v for v in kernel.reads if v in self.differentiated]
+            small = sum(self._is_made_of_reduced(v) for v in reads) if kernel.fused else 0
             for value in kernel.makes:
                 readers = [self.kernels[at] for at in self.readers.get(value, ())]
                 cast[value] = all(k.heavy or (k.recasts and all(cast[v] for v in k.makes)) for k in readers)
                 last[value] = not any(v in found for k in readers for v in k.makes)
-                if kernel.fused and 0 < len(small) < len(reads) and last[value] and not cast[value]:
+                if 0 < small < len(reads) and last[value] and not cast[value]:
                     found.add(value)
-        return frozenset(v for v in found if self.needs_grad(v) and not self.is_weight(v))
+        return frozenset(found & self.differentiated)
 
-    def lying(self) -> dict[Value, float]:
-        """What lies in memory of what the backward pass reads (L6), with its bytes; parameters aside."""
+    def _is_made_of_reduced(self, value: Value) -> bool:
+        """Whether all that it is computed from is results of reductions."""
+        return bool(self.roots[value]) and all(map(self._is_reduced, self.roots[value]))
+
+    @cached_property
+    def _saves(self) -> tuple[frozenset[Value], tuple[Uncertain, ...]]:
+        """What lies in memory of what the backward pass reads (L6) whatever its size, and what depends on that."""
         found: set[Value] = set()
-        for kernel in self.kernels:
-            if self.runs_backward(kernel):
-                for value in kernel.saves:
-                    roots = self.roots.get(value, frozenset())
-                    found.update(roots if self._made_again(value, roots) else {value})
-        return {v: self.bytes_of(v) for v in sorted(found) if not self.is_weight(v)}
+        uncertain: list[Uncertain] = []
+        for value in (v for kernel in self.kernels if self.runs_backward(kernel) for v in kernel.saves):
+            roots = self.roots.get(value, frozenset())
+            others = [root for root in roots if not self._is_costly(root)]  # costly ops' results take no part
+            reduced = [root for root in others if self._is_reduced(root)]
+            few = tuple(root for root in reduced if not self.kernels[self.maker[root]].rowwise)
+            if len(others) < 2 or not reduced:
+                found.update(roots)
+            elif len(reduced) == len(others):
+                found.add(value)
+            elif self.triton and few:
+                uncertain.append(Uncertain(value, roots, few, ROWS if len(reduced) == 1 else 2 * ROWS))
+            else:
+                found.update(roots)
+        return frozenset(found), tuple(uncertain)
 
-    def _made_again(self, value: Value, roots: frozenset[Value]) -> bool:
-        """L6. What lies there of costly ops takes no part."""
-        others = [root for root in roots if not self._is_costly(root)]
-        reduced = [root for root in others if self._is_reduced(root)]
-        if len(others) < 2 or not reduced:
-            return True
-        if len(reduced) == len(others):
-            return False
-        few = [self.elements_of(root) for root in reduced if not self.kernels[self.maker[root]].rowwise]
-        rows = max(few) if self.triton and few else math.inf
-        return rows > (ROWS if len(reduced) == 1 else 2 * ROWS)
+    def lying(self, elements: Floats) -> list[Value]:
+        """What lies in memory of what the backward pass reads (L6), parameters aside, where values have so many
+        elements on a device."""
+        always, uncertain = self._saves
+        found = set(always)
+        for one in uncertain:
+            rows = max(elements[self.values[root]] for root in one.reduced)
+            found.update(one.roots if rows > one.bound else {one.value})
+        return sorted(v for v in found if not self.is_weight(v))
 
 
 __all__ = ["BlockMemory"]

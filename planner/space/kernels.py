@@ -4,10 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from costmodel.graph import BlockClass, Op
-from costmodel.sharding import Spec, Strategy, cast, operand_spec, result_spec, split_factor
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.graph import BlockClass, Op, Tensor
+from costmodel.sharding import Spec, Strategy, cast, operand_spec, result_spec
 
 Value = tuple[str, Spec]  # a tensor in one spec
+Floats = NDArray[np.float64]
 _HEAVY = ("matmul", "conv", "opaque")
 _EXPONENTIAL = frozenset({"exp", "exp2", "expm1"})
 _COSTLY = frozenset({"tanh", "erfc", "pow"})
@@ -42,10 +46,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class BlockKernels:
-    """The kernels of one block class under one assignment.
+    """The kernels of one block class under one assignment: the same for microbatches and mesh axes of any size.
 
     Attributes:
-        strategies: of every op; inputs: spec in which the block takes each input.
+        cls: the class, of whose tensors no size is read but in `value_bytes`.
+        inputs: spec in which the block takes each input.
         derived: tensors made of parameters alone.
         triton: whether the compiler makes Triton kernels of softmaxes and norms.
         whole: whether one program of a GPU has both passes of the block, which is no layer of a scan.
@@ -53,8 +58,7 @@ class BlockKernels:
     """
 
     cls: BlockClass
-    mesh: tuple[int, ...]
-    strategies: Mapping[str, Strategy]
+    kernels: tuple[Kernel, ...]
     inputs: Mapping[str, Spec]
     derived: frozenset[str]
     triton: bool = False
@@ -62,33 +66,35 @@ class BlockKernels:
     fast: bool = False
 
     @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """In order, each op after the casts of its operands."""
-        made: dict[str, Spec] = dict(self.inputs)
-        there: set[Value] = set(made.items())
-        out: list[Kernel] = []
-        for op in self.cls.ops:
-            strategy, reads = self.strategies[op.name], []
-            for i, name in enumerate(op.inputs):
-                if not name:
-                    continue
-                value = (name, operand_spec(op, i, strategy))
-                source = (name, made.get(name, value[1]))
-                if value not in there:
-                    there.add(value)
-                    moves = self._moves(name, source[1], value[1])
-                    out.append(Kernel((source,), (value,), fused=not moves, heavy=moves, recasts=True))
-                reads.append(value)
-            makes = [(name, result_spec(op, i, strategy)) for i, name in enumerate(op.outputs)]
-            made.update(makes)
-            there.update(makes)
-            out.append(_kernel(op, tuple(reads), tuple(makes)))
-        return tuple(out)
+    def values(self) -> dict[Value, int]:
+        """Inputs, then what kernels make in order -> their positions."""
+        return {value: at for at, value in enumerate(dict.fromkeys((*self.inputs.items(), *self.maker)))}
 
-    def _moves(self, name: str, source: Spec, target: Spec) -> bool:
-        tensor = self.cls.tensors[name]
-        steps = cast(tensor.shape, tensor.itemsize, source, target, self.mesh) or ()
-        return any(step.forward for step in steps)
+    @cached_property
+    def _tensors(self) -> NDArray[np.int64]:
+        """Of each value, the position of its tensor in the class."""
+        order = {name: at for at, name in enumerate(self.cls.tensors)}
+        return np.array([order[name] for name, _ in self.values], dtype=np.int64)
+
+    @cached_property
+    def _splits(self) -> NDArray[np.bool_]:
+        """Which mesh axes split each value, (values, axes)."""
+        return np.array([[code >= 0 for code in spec] for _, spec in self.values], dtype=bool)
+
+    def value_bytes(self, cls: BlockClass, mesh: tuple[int, ...]) -> Floats:
+        """Bytes of each value on one device.
+
+        Args:
+            cls: the class at some microbatch size.
+            mesh: with the axes of the kernels' own.
+        """
+        parts = np.where(self._splits, np.array(mesh, dtype=np.int64), 1).prod(axis=1)
+        return cls.tensor_bytes[self._tensors] / parts
+
+    @cached_property
+    def itemsizes(self) -> Floats:
+        """Bytes of an element of each value."""
+        return np.array([self.cls.tensors[name].itemsize for name, _ in self.values], dtype=np.float64)
 
     @cached_property
     def readers(self) -> dict[Value, list[int]]:
@@ -104,9 +110,6 @@ class BlockKernels:
         """Value -> position of the kernel that makes it; inputs have none."""
         return {value: at for at, kernel in enumerate(self.kernels) for value in kernel.makes}
 
-    def bytes_of(self, value: Value) -> float:
-        return self.cls.tensors[value[0]].bytes / split_factor(value[1], self.mesh)
-
     def is_stored(self, value: Value) -> bool:
         """Whether it is a parameter or a constant as the block takes it."""
         return self.cls.tensors[value[0]].role in ("param", "const")
@@ -117,6 +120,11 @@ class BlockKernels:
     def needs_grad(self, value: Value) -> bool:
         return self.cls.tensors[value[0]].needs_grad
 
+    @cached_property
+    def differentiated(self) -> frozenset[Value]:
+        """Values that get a cotangent and are no weights."""
+        return frozenset(v for v in self.values if self.needs_grad(v) and not self.is_weight(v))
+
     def runs_backward(self, kernel: Kernel) -> bool:
         return any(self.needs_grad(v) for v in kernel.makes)
 
@@ -124,6 +132,42 @@ class BlockKernels:
         """Whether it makes something of a weight and of what is no weight, and the weight gets a gradient of it."""
         weighted = any(self.is_weight(v) and self.needs_grad(v) for v in kernel.reads)
         return weighted and not all(self.is_weight(v) for v in kernel.makes)
+
+
+def kernels_of(
+    cls: BlockClass, mesh: tuple[int, ...], strategies: Mapping[str, Strategy], inputs: Mapping[str, Spec]
+) -> tuple[Kernel, ...]:
+    """The kernels of a block in order, each op after the casts of its operands.
+
+    Args:
+        strategies: of every op; inputs: spec in which the block takes each input.
+    """
+    made: dict[str, Spec] = dict(inputs)
+    there: set[Value] = set(made.items())
+    out: list[Kernel] = []
+    for op in cls.ops:
+        strategy, reads = strategies[op.name], []
+        for i, name in enumerate(op.inputs):
+            if not name:
+                continue
+            value = (name, operand_spec(op, i, strategy))
+            source = (name, made.get(name, value[1]))
+            if value not in there:
+                there.add(value)
+                moves = _moves(cls.tensors[name], source[1], value[1], mesh)
+                out.append(Kernel((source,), (value,), fused=not moves, heavy=moves, recasts=True))
+            reads.append(value)
+        makes = [(name, result_spec(op, i, strategy)) for i, name in enumerate(op.outputs)]
+        made.update(makes)
+        there.update(makes)
+        out.append(_kernel(op, tuple(reads), tuple(makes)))
+    return tuple(out)
+
+
+def _moves(tensor: Tensor, source: Spec, target: Spec, mesh: tuple[int, ...]) -> bool:
+    """Whether a cast is a collective."""
+    steps = cast(tensor.shape, tensor.itemsize, source, target, mesh) or ()
+    return any(step.forward for step in steps)
 
 
 def names_in_memory(cls: BlockClass) -> frozenset[str]:
@@ -157,4 +201,4 @@ def _fused(op: Op) -> bool:
     return (op.fuses or op.work == "view") and op.work != "reduce"
 
 
-__all__ = ["BlockKernels", "Kernel", "Value", "names_in_memory"]
+__all__ = ["BlockKernels", "Floats", "Kernel", "Value", "kernels_of", "names_in_memory"]

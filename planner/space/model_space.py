@@ -5,6 +5,7 @@ blocks share their decisions, so the size does not depend on depth. `nodes.py` h
 what they cost.
 """
 
+import copy
 import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,6 @@ from planner.space.accumulation import with_accumulation
 from planner.space.backward import Again, Kept, done_again, kept_by, kept_once
 from planner.space.borders import carries, port_specs
 from planner.space.groups import Group, GroupStrategy, group_ops, group_strategies
-from planner.space.inputs import first_reads
 from planner.space.kernels import names_in_memory
 from planner.space.nodes import AnyNode, BatchNode, EndNode, GroupNode, Link, ParameterNode, Place, PortNode
 from planner.space.parameters import storages, whole_storage
@@ -291,7 +291,7 @@ class ModelSpace:
     def first_inputs(self) -> dict[str, dict[str, list[Tensor]]]:
         """Class -> input -> leaves of the batch and of carried state that no block before reads."""
         found: dict[str, dict[str, list[Tensor]]] = {key: {} for key in self.graph.classes}
-        for value, (key, name) in first_reads(self.graph, self.graph.blocks).items():
+        for value, (key, name) in self.graph.first_reads(0, len(self.graph.blocks)).items():
             found[key].setdefault(name, []).append(self.graph.values[value])
         return found
 
@@ -300,6 +300,28 @@ class ModelSpace:
         """Prices of one block and one microbatch, independent of the setting."""
         return with_accumulation(self, SpacePrices.of(self))
 
+    def with_graph(self, graph: ModelGraph) -> "ModelSpace":
+        """The same nodes for the same model at another microbatch size, to count bytes in: what ops of groups compute
+        stays what it was.
+
+        Args:
+            graph: with the names and block classes of this one.
+        """
+        return self._changed(graph=graph)
+
+    def with_assignment(self, nodes: Sequence[AnyNode], pricing: Pricing) -> "ModelSpace":
+        """The same nodes with other options, on another mesh, to count bytes in: casts between blocks, which hold no
+        memory, are left out."""
+        return self._changed(nodes=list(nodes), pricing=pricing, links=[])
+
+    def _changed(self, **fields: object) -> "ModelSpace":
+        """A copy with other fields. Nothing is built again; what was worked out from sizes is forgotten."""
+        other = copy.copy(self)
+        for known in ("prices", "first_inputs"):
+            other.__dict__.pop(known, None)
+        other.__dict__.update(fields, _op_costs={})
+        return other
+
     def problem(self, setting: Setting, *, limit_bytes: float) -> IntraOpProblem:
         """The problem for one setting; `limit_bytes` is what a device has for state and activations."""
         return self.prices.problem(setting, limit_bytes)
@@ -307,7 +329,7 @@ class ModelSpace:
 
 def is_small(graph: ModelGraph, name: str) -> bool:
     """Whether a parameter is so small that it lies whole on every device."""
-    return graph.params[name].elements < SMALL * sum(p.elements for p in graph.params.values())
+    return graph.params[name].elements < SMALL * graph.parameter_elements
 
 
 def _sharing(read: Mapping[Place, Sequence[Source]]) -> list[tuple[Place, ...]]:

@@ -13,9 +13,10 @@ microbatches a step:
     split at d  varying              all-gather F, all-gather + reduce-scatter B     nothing (ZeRO-3)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +43,20 @@ def whole_storage(axes: int) -> Storage:
     return Storage(whole, whole, whole)
 
 
-def storages(shape: Sequence[int], mesh: Sequence[int], trained: bool) -> tuple[Storage, ...]:
-    """Every way to store a parameter of this (layer's) shape on a mesh."""
+def storages(
+    shape: Sequence[int], mesh: Sequence[int], trained: bool, fixed: Mapping[int, int] = MappingProxyType({})
+) -> tuple[Storage, ...]:
+    """Every way to store a parameter of this (layer's) shape on a mesh.
+
+    Args:
+        fixed: mesh axis -> the one code that value, gradient and optimizer state may have on it.
+    """
     dims = [d for d, n in enumerate(shape) if n > 1]
     per_axis: list[list[tuple[int, bool, bool]]] = []  # value's code, whether gradient and optimizer state are split
-    for size in mesh:
+    for axis, size in enumerate(mesh):
+        if axis in fixed:
+            per_axis.append([(fixed[axis], fixed[axis] >= 0, fixed[axis] >= 0)])
+            continue
         fitting = [d for d in dims if shape[d] % size == 0]
         options = [(REPLICATED, False, False), *((d, True, True) for d in fitting)]
         if trained and fitting:

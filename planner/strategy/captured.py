@@ -30,15 +30,13 @@ from planner.space.setting import Remat, Setting
 from planner.strategy.attention import attention_cores
 from planner.strategy.class_work import work_of
 from planner.strategy.one_program import StepBytes, step_bytes
-from planner.strategy.replica import alike_decision, replica_decision
+from planner.strategy.replica import Replicas
 from planner.strategy.restricted import Role, choose
 from planner.strategy.sized import same_ops, sized_graph
 from planner.strategy.strategy import Attention, Strategy
 from planner.strategy.work import Work, interpolated
 
 _SMALLEST = 7  # of the sizes that graphs are captured at
-
-_ALIKE = 64  # decisions of whole steps that are kept for those that differ in their state alone
 
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
 """Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves
@@ -58,8 +56,7 @@ class CapturedModel:
     _decisions: dict[tuple[_Layout, int], Decision] = field(default_factory=dict)
     _lines: dict[tuple[int, int], bool] = field(default_factory=dict)
     _sized: dict[tuple[int, int, int], ModelGraph] = field(default_factory=dict)
-    _alike: dict[tuple[_Layout, int, Remat, int, bool], Decision] = field(default_factory=dict)
-    _steps: dict[tuple[_Layout, int, int, int, Remat, bool], StepBytes] = field(default_factory=dict)
+    _replicas: dict[tuple[_Layout, int], Replicas] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> ModelGraph:
         if microbatch not in self._graphs:
@@ -138,29 +135,24 @@ class CapturedModel:
         layout = _layout(facts, strategy, together)
         examples = strategy.microbatch * _shared(layout)
         remat: Remat = "full" if strategy.remat == "full" else "none"
-        data = strategy.dp // strategy.ep // layout[1]
-        key = (layout, examples, data, strategy.zero, remat, accumulates)
-        if key not in self._steps:
-            self.work(facts, strategy, together=together)
-            exact = (layout, examples) in self._decisions
-            one, other = (examples, examples) if exact else _sizes(layout)
-            sizes = (one, other, examples)
-            if sizes not in self._sized:
-                self._sized[sizes] = sized_graph(self.graph(one), self.graph(other), examples)
-            setting = Setting(microbatches=2 if accumulates else 1, stages=1, in_flight=1, remat=remat)
-            of_replica, roles = self._decisions[layout, one], _roles(layout)
-            same = (layout, examples, remat, data if strategy.zero == 3 else min(data, 2), strategy.zero == 3)
-            like = self._alike.get(same)
-            more = {"data": data, "zero": strategy.zero, "setting": setting}
-            if like is None:
-                decision = replica_decision(of_replica, self._sized[sizes], roles, **more)
-                self._alike[same] = decision
-                if len(self._alike) > _ALIKE:
-                    self._alike.pop(next(iter(self._alike)))
-            else:
-                decision = alike_decision(like, of_replica, roles, **more)
-            self._steps[key] = step_bytes(decision)
-        return self._steps[key]
+        data, zero = strategy.dp // strategy.ep // layout[1], strategy.zero
+        self.work(facts, strategy, together=together)
+        exact = (layout, examples) in self._decisions
+        one, other = (examples, examples) if exact else _sizes(layout)
+        if (layout, one) not in self._replicas:
+            self._replicas[layout, one] = Replicas(self._decisions[layout, one], _roles(layout))
+        replicas = self._replicas[layout, one]
+        state = replicas.state(data=data, zero=zero, accumulates=accumulates)
+        return step_bytes(
+            state, replicas.passes(self._sized_graph(one, other, examples), data=data, zero=zero, remat=remat)
+        )
+
+    def _sized_graph(self, one: int, other: int, examples: int) -> ModelGraph:
+        """The graph of so many examples, on the line through two that were captured."""
+        sizes = (one, other, examples)
+        if sizes not in self._sized:
+            self._sized[sizes] = sized_graph(self.graph(one), self.graph(other), examples)
+        return self._sized[sizes]
 
     def _captured(
         self, facts: Facts, layout: _Layout, size: int, choice: tuple[int, ...] | None

@@ -8,7 +8,6 @@ same shapes: the first layer is one of them even if no gradient crosses its inpu
 from collections import Counter
 
 from costmodel.graph import BlockClass, ModelGraph
-from planner.space.backward import is_layered
 
 Shape = tuple[int, ...]
 OpShapes = tuple[str, tuple[Shape | None, ...], tuple[Shape | None, ...]]
@@ -16,9 +15,8 @@ OpShapes = tuple[str, tuple[Shape | None, ...], tuple[Shape | None, ...]]
 
 def layer_classes(graph: ModelGraph) -> frozenset[str]:
     """Classes of the blocks that are layers."""
-    scans = frozenset(key for key in graph.classes if is_layered(graph, key))
-    if scans:
-        return scans
+    if graph.layered:
+        return graph.layered
     alike = {key: _op_shapes(cls) for key, cls in graph.classes.items()}
     counts = Counter(alike[block.class_key] for block in graph.blocks)
     return frozenset(key for key, ops in alike.items() if counts[ops] > 1) or frozenset(graph.classes)

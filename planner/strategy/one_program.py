@@ -7,9 +7,9 @@ sees fit (`planner.space.in_memory`, L6), and gradients come and go with the blo
 
 from dataclasses import dataclass
 
-from planner.search.layout import charge_memory, inputs_held_bytes
+from planner.search.backward_peak import Gradients, PassBytes, fullest, gradients_of, pass_bytes
+from planner.search.layout import HeldState, held_state, inputs_held_bytes
 from planner.search.update_memory import one_program_update_bytes
-from planner.space.block_cost import BlockCost
 from planner.space.decision import Decision
 from planner.strategy.strategy import Strategy
 
@@ -40,22 +40,69 @@ class StepBytes:
     input_bytes: float
 
 
-def step_bytes(decision: Decision) -> StepBytes:
-    """What a step takes on one device of the decision's mesh."""
-    graph, cost = decision.space.graph, BlockCost()
-    stop = len(graph.blocks)
-    charge_memory(graph, decision, 0, stop, 0, cost, alone=True)
-    passing = cost.arising_bytes + cost.transient_bytes
-    update = one_program_update_bytes(graph, decision) - cost.gradient_bytes - cost.lying_bytes - passing
-    return StepBytes(
-        parameter_bytes=cost.parameter_bytes,
-        gradient_bytes=cost.gradient_bytes,
-        optimizer_bytes=cost.optimizer_bytes,
-        lying_bytes=cost.lying_bytes,
-        transient_bytes=passing + max(0.0, update),
-        batch_bytes=inputs_held_bytes(graph, decision, 0, stop, 1) - cost.inputs_bytes,
-        input_bytes=cost.inputs_bytes,
+@dataclass(frozen=True)
+class StepState:
+    """What the state of parameters takes on one device, whatever the size of microbatches.
+
+    Attributes:
+        gradients: of each run of blocks.
+        update_bytes: of gradients, and what is made of them, while the update runs.
+        accumulates: whether gradients of several microbatches add up.
+        fuses: whether the compiler fuses (`planner.space.model_space.ModelSpace.fuses`).
+    """
+
+    held: HeldState
+    gradients: tuple[Gradients, ...]
+    update_bytes: float
+    accumulates: bool
+    fuses: bool
+
+
+@dataclass(frozen=True)
+class StepPasses:
+    """What the passes of one microbatch take on one device beside state; `StepBytes` says of which bytes."""
+
+    passes: PassBytes
+    batch_bytes: float
+    input_bytes: float
+
+
+def step_state(decision: Decision) -> StepState:
+    """The state of a decision's parameters."""
+    graph, stop = decision.space.graph, len(decision.space.graph.blocks)
+    return StepState(
+        held=held_state(graph, decision, 0, stop),
+        gradients=tuple(gradients_of(graph, decision, graph.runs(0, stop))),
+        update_bytes=one_program_update_bytes(graph, decision),
+        accumulates=decision.setting.accumulates,
+        fuses=decision.space.fuses,
     )
 
 
-__all__ = ["StepBytes", "is_one_program", "step_bytes"]
+def step_passes(decision: Decision) -> StepPasses:
+    """The passes of a decision's microbatch, of as many examples as its graph has."""
+    graph, stop = decision.space.graph, len(decision.space.graph.blocks)
+    inputs, one = (inputs_held_bytes(graph, decision, 0, stop, count) for count in (0, 1))
+    return StepPasses(pass_bytes(graph, decision, 0, stop, alone=True), one - inputs, inputs)
+
+
+def step_bytes(state: StepState, passes: StepPasses) -> StepBytes:
+    """What a step takes on one device."""
+    held = state.held
+    moment = fullest(passes.passes, state.gradients, accumulates=state.accumulates, fuses=state.fuses)
+    gradients, arising, lying, transient = moment.items(
+        held.gradient_bytes, held.arising_bytes, accumulates=state.accumulates
+    )
+    passing = arising + transient
+    return StepBytes(
+        parameter_bytes=held.parameter_bytes,
+        gradient_bytes=gradients,
+        optimizer_bytes=held.optimizer_bytes,
+        lying_bytes=lying,
+        transient_bytes=passing + max(0.0, state.update_bytes - gradients - lying - passing),
+        batch_bytes=passes.batch_bytes,
+        input_bytes=passes.input_bytes,
+    )
+
+
+__all__ = ["StepBytes", "StepPasses", "StepState", "is_one_program", "step_bytes", "step_passes", "step_state"]

@@ -13,6 +13,8 @@ from costmodel.sharding import REPLICATED
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
+from planner.space.kernels import kernels_of
+from planner.space.live_spans import BlockSpans
 from planner.space.liveness import BlockLiveness
 
 ROWS, LONG, WIDE = 32, 64, 16
@@ -29,27 +31,28 @@ def blocks(
 ) -> list[BlockLiveness]:
     """Every block class, nothing of it split."""
     mesh, spec = ((), ()) if devices == 1 else ((devices,), (REPLICATED,))
-    return [
-        BlockLiveness(
+    found = []
+    for cls in graph.classes.values():
+        inputs = dict.fromkeys(cls.inputs, spec)
+        spans = BlockSpans(
             cls,
-            mesh,
-            {op.name: spec for op in cls.ops},
-            dict.fromkeys(cls.inputs, spec),
+            kernels_of(cls, mesh, {op.name: spec for op in cls.ops}, inputs),
+            inputs,
             derived_from_parameters(cls.ops, cls.tensors),
             triton=triton,
             whole=whole,
             fast=fast,
         )
-        for cls in graph.classes.values()
-    ]
+        found.append(BlockLiveness.of(spans, cls, mesh))
+    return found
 
 
 def made_by(found: list[BlockLiveness], primitive: str) -> set[str]:
-    return {n for one in found for op in one.cls.ops if op.primitive == primitive for n in op.outputs}
+    return {n for one in found for op in one.spans.cls.ops if op.primitive == primitive for n in op.outputs}
 
 
 def in_memory(found: list[BlockLiveness]) -> set[str]:
-    return {name for one in found for name, _ in one.in_memory}
+    return {name for one in found for name, _ in one.spans.in_memory}
 
 
 def layered(layer: Callable, params: dict[str, tuple[int, ...]], rows: int, dtype: type = jnp.float32) -> ModelGraph:
@@ -109,7 +112,7 @@ def test_costly_ops_are_not_computed_again(function: Callable, costly: str | Non
     graph = layered(layer, {"first": (WIDE, LONG), "second": (LONG, WIDE)}, ROWS, jnp.bfloat16)
     (found,) = [one for one in blocks(graph, whole=True) if made_by([one], "dot_general")]
     lying = {name: size for (name, _), size in found.lying().items()}
-    wide = {name for name in lying if found.cls.tensors[name].shape == (ROWS, LONG)}
+    wide = {name for name in lying if found.spans.cls.tensors[name].shape == (ROWS, LONG)}
     assert lying["dot_general.0"] == 2 * ROWS * LONG and len(wide) == (2 if costly is None else 3)
     if costly is not None:
         assert lying[f"{costly}.0"] == FLOAT32 * ROWS * LONG
@@ -127,7 +130,7 @@ def test_what_is_made_of_constants_alone_is_not_kept() -> None:
     graph = layered(layer, {"keys": (WIDE, WIDE), "values": (WIDE, WIDE)}, ROWS, jnp.float32)
     (found,) = [one for one in blocks(graph, whole=True) if made_by([one], "dot_general")]
     lying = {name for name, _ in found.lying()}
-    assert not {n for n in lying if found.cls.tensors[n].dtype == "bool"}
+    assert not {n for n in lying if found.spans.cls.tensors[n].dtype == "bool"}
     assert not lying & made_by([found], "add")
 
 
@@ -157,10 +160,12 @@ def norm(rows: int, axis: int = -1) -> ModelGraph:
 
 def test_the_cotangent_of_what_a_norm_makes_is_in_memory() -> None:
     """L5: once a norm, before its scale; none in a softmax."""
-    (value,) = {name for one in blocks(norm(ROWS)) for name, _ in one.normalised}
-    (maker,) = {op for one in blocks(norm(ROWS)) for op in one.cls.ops if value in op.outputs}
-    assert maker.primitive == "mul" and any(value in name for one in blocks(norm(ROWS)) for name, _ in one.cotangents)
-    assert not any(one.normalised for one in blocks(attention(LONG)))
+    (value,) = {name for one in blocks(norm(ROWS)) for name, _ in one.spans.normalised}
+    (maker,) = {op for one in blocks(norm(ROWS)) for op in one.spans.cls.ops if value in op.outputs}
+    assert maker.primitive == "mul" and any(
+        value in name for one in blocks(norm(ROWS)) for name, _ in one.spans.cotangents
+    )
+    assert not any(one.spans.normalised for one in blocks(attention(LONG)))
 
 
 def test_norms_that_divide_one_sum_get_their_cotangents_at_once() -> None:
@@ -174,7 +179,12 @@ def test_norms_that_divide_one_sum_get_their_cotangents_at_once() -> None:
         return jax.nn.relu(total) @ w["out"]
 
     found = blocks(layered(layer, dict.fromkeys(("a", "b", "out"), (WIDE, WIDE)), ROWS))
-    spans = [span for one in found for value, span in one._cotangent_spans.items() if value in one.normalised]
+    spans = [
+        span
+        for one in found
+        for value, span in one.spans.cotangent_spans(several=False).items()
+        if value in one.spans.normalised
+    ]
     assert len(spans) == 2 and len({begin for begin, _ in spans}) == 1
 
 
@@ -216,7 +226,7 @@ def test_a_layer_of_a_scan_takes_slices(dtype: type) -> None:
     """T1: of weights, cast or not, and of what was kept. The second product runs backward beside them, its result's
     cotangent and its operand's."""
     layer, wide = layer_of(layers(dtype)), jnp.dtype(dtype).itemsize
-    kept = {name for name, _ in layer.lying()} | set(layer.cls.inputs)
+    kept = {name for name, _ in layer.lying()} | set(layer.spans.cls.inputs)
     weight = WIDE * LONG * (FLOAT32 if wide == FLOAT32 else FLOAT32 + wide)
     sliced = layer.peak_bytes(rerun=False, kept=kept, sliced=True)
     assert sliced == wide * ROWS * (WIDE + LONG) + wide * ROWS * LONG + weight
@@ -247,5 +257,5 @@ def test_a_products_weight_gradient_waits_as_what_it_is_made_of() -> None:
     graph = graph_of(loss, {"w": np.zeros((WIDE, LONG), np.float32)}, {"x": np.zeros((ROWS, WIDE), np.float32)}, ROWS)
     (found,) = [one for one in blocks(graph) if made_by([one], "dot_general")]
     sources = FLOAT32 * ROWS * (WIDE + LONG)
-    assert found.waiting_bytes(1e9) == sources and found.waiting_bytes(100.0) == 100.0
-    assert not found.scatters_weights
+    assert found.waiting.after_bytes(1e9) == sources and found.waiting.after_bytes(100.0) == 100.0
+    assert found.waiting.during_bytes(1e9) == 0.0 and not found.waiting.scattered

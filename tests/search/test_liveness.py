@@ -12,7 +12,7 @@ from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
 from planner.models import gpt, t5
-from planner.search.backward_peak import Moment, fullest_moment, runs, saved_bytes
+from planner.search.backward_peak import Moment, fullest_moment, saved_bytes
 from planner.search.score import Score
 from planner.space.kernels import names_in_memory
 from planner.space.liveness import BlockLiveness
@@ -69,9 +69,9 @@ def test_cotangents_are_those_of_products(alone: Score) -> None:
     """L3: one for the result of each product and one for the operand that is no parameter and needs one."""
     for key in alone.layout.graph.classes:
         found = liveness(alone, key)
-        names = {name for name, _ in found.cotangents}
+        names = {name for name, _ in found.spans.cotangents}
         products = set(made_by(alone.layout.graph, "dot_general"))
-        assert products & set(found.cls.tensors) <= names
+        assert products & set(found.spans.cls.tensors) <= names
         assert not names & set(made_by(alone.layout.graph, "exp"))
 
 
@@ -86,7 +86,7 @@ def test_a_block_that_runs_backward_at_once_holds_little(alone: Score) -> None:
 
 def test_layers_of_a_scan_are_one_run() -> None:
     captured = model_graph(capture(gpt(hidden=32, layers=3, heads=2, vocab=64, seq=8), 4))
-    found = runs(captured, 0, len(captured.blocks))
+    found = captured.runs(0, len(captured.blocks))
     assert [(r.stop - r.start, r.layered) for r in found if r.layered] == [(3, True)]
     assert sum(r.stop - r.start for r in found) == len(captured.blocks)
 
@@ -133,7 +133,7 @@ def test_stacks_of_all_scans_are_there_from_the_first_ones_backward_pass_on() ->
     model = t5(hidden=64, layers=4, heads=2, vocab=64, seq=64, ffn=256, dtype="float32")
     found = planned(model, node_of_h100(1), pins((on("g0", 1, mesh=()),)), microbatch=8, microbatches=1)[0]
     graph, decision = found.layout.graph, found.layout.stages[0].groups[0].decision
-    encoder, decoder = (run for run in runs(graph, 0, len(graph.blocks)) if run.layered)
+    encoder, decoder = (run for run in graph.runs(0, len(graph.blocks)) if run.layered)
     live = decision.live_bytes(decoder.key, rerun=False)
     assert live > decision.live_bytes(encoder.key, rerun=False)
     stacks = sum(p.elements * p.gradient_itemsize for n, p in graph.params.items() if len(p.shape) > 2)
