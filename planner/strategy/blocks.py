@@ -32,8 +32,11 @@ class Blocks:
 
 def joined(parts: Iterable[Blocks]) -> Blocks:
     """Blocks of several parts together."""
+    own = list(parts)
+    if len(own) == 1:
+        return own[0]
     positions, classes = frozenset[int](), Counter[str]()
-    for part in parts:
+    for part in own:
         positions |= part.positions
         classes.update(part.classes)
     return Blocks(positions, classes)

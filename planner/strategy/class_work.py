@@ -21,8 +21,9 @@ from planner.space.model_space import ModelSpace, is_small
 from planner.space.nodes import GroupNode
 from planner.strategy.attention import attention_cores, hidden_by, kernels_with, ops_of, saved_with
 from planner.strategy.layers import layer_classes
+from planner.strategy.leaves import Leaf
 from planner.strategy.strategy import Attention
-from planner.strategy.work import ClassWork, Leaf, MoveKey, Moves, Work
+from planner.strategy.work import ClassWork, MoveKey, Moves, Work
 
 
 def work_of(

@@ -25,7 +25,7 @@ from planner.strategy.layer_table import MeasuredStage
 from planner.strategy.links import AxisLinks
 from planner.strategy.pricing import ClassTimes
 from planner.strategy.scheduled import has_formula, homes, pipeline_s, stage_blocks
-from planner.strategy.stages import cut_bytes, held
+from planner.strategy.stages import cut_bytes
 from planner.strategy.state import gradient_itemsize, states_of
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Work
@@ -218,7 +218,7 @@ def _stage_time(
     comm = sum(n * sum(times[key].comm_s.values()) for key, n in blocks.classes.items())
     if measured is not None:  # what collectives take of what was measured is not told apart
         forward, backward, comm = measured.forward_s, measured.backward_s, sum(measured.modelled_s)
-    states = states_of(held(work.leaves, blocks), strategy, stack)
+    states = states_of(work.held(blocks), strategy, stack)
     kind, slowdown = pace
     bandwidth = kind.memory_bandwidth_bytes_per_s * kind.bandwidth_efficiency / slowdown
     update_s = sum(one.moved for one in states) / bandwidth

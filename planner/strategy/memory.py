@@ -15,7 +15,6 @@ from costmodel.stack import Stack
 from planner.strategy.blocks import Blocks
 from planner.strategy.one_program import StepBytes
 from planner.strategy.scheduled import CLOSED, held_microbatches, homes
-from planner.strategy.stages import held
 from planner.strategy.strategy import ITEMSIZE, Strategy
 from planner.strategy.work import ClassWork, Work, reruns_full
 from planner.strategy.zero import state_parts
@@ -90,7 +89,7 @@ def stage_memory(
     from stage to stage."""
     parameters = gradients = optimizer = 0.0
     gathered: dict[int, float] = {}  # for one block
-    for one in held(work.leaves, blocks):
+    for one in work.held(blocks):
         leaf, elements, facts = one.leaf, one.elements, one.leaf.facts
         weight = elements * (facts.itemsize if stack.weight_bytes is None else stack.weight_bytes)
         ways = math.prod(state_parts(leaf, strategy, flat=stack.flat_state)) if strategy.zero else 1

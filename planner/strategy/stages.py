@@ -1,13 +1,12 @@
-"""Which blocks each stage of a strategy runs, and which parameters its devices hold."""
+"""Which blocks each stage of a strategy runs."""
 
 from collections.abc import Sequence
 
 from costmodel.errors import InputError
 from planner.strategy.blocks import Blocks
 from planner.strategy.scheduled import parts_count
-from planner.strategy.state import HeldLeaf
 from planner.strategy.strategy import Strategy
-from planner.strategy.work import Leaf, Work
+from planner.strategy.work import Work
 
 
 def parts_of(work: Work, strategy: Strategy) -> list[Blocks]:
@@ -87,13 +86,3 @@ def cut_bytes(work: Work, parts: Sequence[Blocks]) -> float:
     cuts = [min(part.positions, default=len(work.order)) for part in parts[1:]]
     whole = max(float(work.border_bytes[cut - 1].mean()) for cut in cuts if 0 < cut < len(work.order))
     return whole / work.replicas
-
-
-def held(leaves: tuple[Leaf, ...], blocks: Blocks) -> list[HeldLeaf]:
-    """Leaves that a stage holds."""
-    found = []
-    for leaf in leaves:
-        reading = len(leaf.readers & blocks.positions)
-        if reading:
-            found.append(HeldLeaf(leaf, leaf.elements * (reading if leaf.layered else 1), reading))
-    return found

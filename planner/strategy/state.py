@@ -9,20 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.stack import Stack
+from planner.strategy.leaves import HeldLeaf, Leaf
 from planner.strategy.links import AxisLinks
 from planner.strategy.strategy import ITEMSIZE, Strategy
-from planner.strategy.work import Leaf
 from planner.strategy.zero import replicas, state_parts
-
-
-@dataclass(frozen=True)
-class HeldLeaf:
-    """A parameter that a stage holds: its elements on one device of the tensor-parallel group, before ZeRO splits any,
-    and how many of the stage's blocks read it."""
-
-    leaf: Leaf
-    elements: float
-    reading: int
 
 
 @dataclass

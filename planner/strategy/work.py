@@ -8,13 +8,15 @@ that its bytes are overstated by at most the table's.)
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.graph import Parameter
 from costmodel.kernels import KernelTable
 from costmodel.stack import Reruns, Saves
+from planner.strategy.blocks import Blocks
+from planner.strategy.leaves import HeldLeaf, Leaf, held
 from planner.strategy.strategy import RematPolicy
 
 Floats = NDArray[np.float64]
@@ -78,29 +80,6 @@ def reruns_full(one: ClassWork, remat: RematPolicy, reruns: Reruns) -> bool:
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A parameter as one device of the tensor-parallel group holds it.
-
-    Attributes:
-        elements: that one block of a reading class needs; shape: of these, on one device.
-        tensor_dim: dim that tensor parallelism splits, if any.
-        expert_dim: dim that expert parallelism splits, if any.
-        small: whether it is so small that plans keep it whole (`planner.space.model_space.is_small`).
-        layered: whether every block reads an item of its own.
-        readers: positions of blocks.
-    """
-
-    facts: Parameter
-    elements: float
-    shape: tuple[int, ...]
-    tensor_dim: int | None
-    expert_dim: int | None
-    small: bool
-    layered: bool
-    readers: frozenset[int]
-
-
-@dataclass(frozen=True)
 class Work:
     """All classes of a model at one microbatch size, its leaves, and the order of its blocks.
 
@@ -117,6 +96,16 @@ class Work:
     order: tuple[str, ...]
     border_bytes: Floats
     replicas: int = 1
+
+    def held(self, blocks: Blocks) -> list[HeldLeaf]:
+        """Leaves that a stage of these blocks holds."""
+        if blocks.positions not in self._held:
+            self._held[blocks.positions] = list(held(self.leaves, blocks.positions))
+        return self._held[blocks.positions]
+
+    @cached_property
+    def _held(self) -> dict[frozenset[int], list[HeldLeaf]]:
+        return {}
 
 
 def interpolated(one: Work, other: Work, microbatch: int) -> Work:

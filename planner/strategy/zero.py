@@ -8,8 +8,8 @@ parallelism.
 
 from functools import lru_cache
 
+from planner.strategy.leaves import Leaf
 from planner.strategy.strategy import Strategy
-from planner.strategy.work import Leaf
 
 
 def replicas(leaf: Leaf, strategy: Strategy) -> tuple[int, int]:

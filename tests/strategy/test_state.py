@@ -17,10 +17,10 @@ from costmodel.graph import Parameter
 from planner import load_cluster
 from planner.models.families.gpt import gpt
 from planner.models.families.moe import moe
+from planner.strategy.leaves import HeldLeaf, Leaf
 from planner.strategy.links import AxisLinks, strategy_links
-from planner.strategy.state import HeldLeaf, states_of
+from planner.strategy.state import states_of
 from planner.strategy.strategy import Strategy, parse_strategy
-from planner.strategy.work import Leaf
 from planner.strategy.zero import state_parts
 from profiles.constants import COMPILED
 
