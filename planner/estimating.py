@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,6 +143,7 @@ class Estimator:
     _estimators: dict[tuple[Stack, Constants | None], tuple[StrategyEstimator, tuple[Finding, ...]]] = field(
         default_factory=dict, init=False
     )
+    _peaks: dict[int, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         call = 'planner.estimate(task, "cluster.toml", "dp=8,tp=4,microbatch=1", global_batch=512)'
@@ -169,7 +171,7 @@ class Estimator:
         batch = given.require_count("global_batch", global_batch, most=given.LARGEST_BATCH)
         text, stack = split_constants(strategy)
         wanted = parse_strategy(text)
-        estimator, of_constants = self._estimator(stack)
+        estimator, of_constants = self._estimator(stack) if stack else self._plain
         step = estimator.step(wanted, batch)
         memory = MemoryEstimate(stages=estimator.memory(wanted, batch))
         balance = estimator.balance_findings(wanted, batch, step)
@@ -190,6 +192,11 @@ class Estimator:
                 shown = repr(strategy) if isinstance(strategy, str) else f"number {at + 1}"
                 raise InputError(error.code, f"strategy {shown}: {error.message}", error.hint) from None
         return found
+
+    @cached_property
+    def _plain(self) -> tuple[StrategyEstimator, tuple[Finding, ...]]:
+        """Of strategies without constants of their own."""
+        return self._estimator({})
 
     def _estimator(self, changes: Mapping[str, Any]) -> tuple[StrategyEstimator, tuple[Finding, ...]]:
         """The estimator under the given stack with some constants changed, and what of its document changes nothing."""
@@ -220,11 +227,6 @@ class Estimator:
         memory: MemoryEstimate,
         findings: tuple[Finding, ...],
     ) -> Estimate:
-        dtype, devices = self._captured.main_dtype, Counter(d.group for d in self._target.devices[: strategy.devices])
-        rates = {
-            g.name: utilisation_peak(dtype, g.device, estimator.facts_of(g.device).kind) for g in self._target.groups
-        }
-        peak = sum(count * rates[name] for name, count in devices.items())
         stack, time_s = estimator.stack, step.step_s
         tokens = self._task.tokens_per_example
         wide = math.exp(stack.error)
@@ -247,12 +249,23 @@ class Estimator:
             memory=memory,
             examples_per_s=batch / time_s,
             tokens_per_s_per_device=batch * tokens / time_s / strategy.devices if tokens else None,
-            mfu=self._captured.example_flops * batch / (time_s * peak),
+            mfu=self._captured.example_flops * batch / (time_s * self._peak_flops_per_s(strategy.devices)),
             stack=stack.name,
-            provenance=_provenance(estimator, strategy, dtype),
+            provenance=_provenance(estimator, strategy, self._captured.main_dtype),
             memory_model="program" if estimator.counts_program(strategy) else "blocks",
             findings=findings,
         )
+
+    def _peak_flops_per_s(self, devices: int) -> float:
+        """What utilisation is a share of, of the cluster's first devices together."""
+        if devices not in self._peaks:
+            dtype, counts = self._captured.main_dtype, Counter(d.group for d in self._target.devices[:devices])
+            rates = {}
+            for group in self._target.groups:
+                facts = self._facts.get(group.device.name)
+                rates[group.name] = utilisation_peak(dtype, group.device, group.device if facts is None else facts.kind)
+            self._peaks[devices] = sum(count * rates[name] for name, count in counts.items())
+        return self._peaks[devices]
 
 
 def estimate(

@@ -30,6 +30,11 @@ from planner.strategy.work import Work
 _LinksKey = tuple[int, int, int, int, int, str]
 
 
+def _links_key(strategy: Strategy) -> _LinksKey:
+    """What the place of a strategy's devices in the cluster depends on."""
+    return strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep, strategy.rank_order
+
+
 @dataclass(kw_only=True)
 class StrategyEstimator:
     """Times and memory of strategies for one model on one cluster under one stack.
@@ -45,6 +50,7 @@ class StrategyEstimator:
     facts: Mapping[str, Facts] = field(default_factory=dict)
     layers: LayerTable | None = None
     _links: dict[_LinksKey, tuple[AxisLinks, ...]] = field(default_factory=dict)
+    _slowest: dict[_LinksKey, list[tuple[DeviceKind, float]]] = field(default_factory=dict)
     _times: dict[tuple[object, ...], dict[str, ClassTimes]] = field(default_factory=dict)
     _parts: dict[tuple[object, ...], list[Blocks]] = field(default_factory=dict)
     _findings: dict[tuple[int, int, int, int, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
@@ -79,7 +85,7 @@ class StrategyEstimator:
 
     def links(self, strategy: Strategy) -> tuple[AxisLinks, ...]:
         """What each stage sees of the cluster."""
-        key = (strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep, strategy.rank_order)
+        key = _links_key(strategy)
         if key not in self._links:
             self._links[key] = strategy_links(self.cluster, strategy, self.stack)
         return self._links[key]
@@ -90,7 +96,12 @@ class StrategyEstimator:
 
     def _paces(self, strategy: Strategy) -> list[tuple[DeviceKind, float]]:
         """The kind of each stage's slowest devices, and how many times as long they take as others of it."""
-        return [max(used, key=lambda one: (one[1] / self._rate(one[0]), one[0].name)) for used in self._used(strategy)]
+        key = _links_key(strategy)
+        if key not in self._slowest:
+            self._slowest[key] = [
+                max(used, key=lambda one: (one[1] / self._rate(one[0]), one[0].name)) for used in self._used(strategy)
+            ]
+        return self._slowest[key]
 
     def _rate(self, kind: DeviceKind) -> float:
         """What the model's products reach on a kind, in FLOP/s."""

@@ -1,7 +1,7 @@
 """What each axis of a strategy sees of the cluster: its devices are laid out in the strategy's rank order."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
@@ -31,6 +31,15 @@ class AxisLinks:
 
     def line(self, kind: str, axis: str) -> tuple[float, float]:
         """Fixed seconds and seconds per byte of a collective on an axis."""
+        if (kind, axis) not in self._lines:
+            self._lines[kind, axis] = self._line(kind, axis)
+        return self._lines[kind, axis]
+
+    @cached_property
+    def _lines(self) -> dict[tuple[str, str], tuple[float, float]]:
+        return {}
+
+    def _line(self, kind: str, axis: str) -> tuple[float, float]:
         link = self.by_axis[axis]
         if link.size == 1:
             return 0.0, 0.0
