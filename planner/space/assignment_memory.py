@@ -101,11 +101,12 @@ class AssignmentMemory(Assignment):
         Args:
             alone: both passes are one program.
         """
-        whole = alone and self.space.pricing.kind.platform == "gpu" and key not in self.space.graph.layered
-        at = (key, whole)
+        spans = self._spans(key)
+        if alone and self.space.pricing.kind.platform == "gpu" and key not in self.space.graph.layered:
+            spans = spans.as_whole
+        at = (key, spans.whole)
         if at not in self._blocks:
-            cls, spans = self.space.graph.classes[key], self._spans(key)
-            self._blocks[at] = BlockLiveness.of(spans.as_whole if whole else spans, cls, self.space.mesh)
+            self._blocks[at] = BlockLiveness.of(spans, self.space.graph.classes[key], self.space.mesh)
         return self._blocks[at]
 
     def _spans(self, key: str) -> BlockSpans:

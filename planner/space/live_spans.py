@@ -73,7 +73,8 @@ class BlockSpans(BlockMemory):
 
     @cached_property
     def as_whole(self) -> "BlockSpans":
-        """The same where one program of a GPU has both passes of the block, which is no layer of a scan."""
+        """The same where one program of a GPU has both passes of the block, which is no layer of a scan; itself where
+        that makes no difference."""
         differs = self.softmaxes or any(kernel.costly for kernel in self.kernels)
         return replace(self, whole=True) if differs else self
 

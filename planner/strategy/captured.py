@@ -13,7 +13,7 @@ an axis of replicas too.
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from costmodel.collectives import AxisLink
 from costmodel.estimator import Pricing
@@ -201,6 +201,7 @@ def _sizes(layout: _Layout) -> tuple[int, int]:
     return one * _shared(layout), other * _shared(layout)
 
 
+@lru_cache(maxsize=256)
 def _primes(degrees: int) -> tuple[int, int]:
     """The two least primes from `_SMALLEST` on that divide none of the degrees."""
     found, at = list[int](), _SMALLEST

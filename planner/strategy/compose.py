@@ -89,16 +89,19 @@ def step_time(
     stages = stage_blocks(parts, strategy)
     crossing = cut_bytes(work, parts)
     send_s = _send_s(crossing, links, strategy, stack)
-    holders = [sum(not leaf.readers.isdisjoint(blocks.positions) for blocks in stages) for leaf in work.leaves]
-    m = microbatches
+    several, m = len(stages) > 1, microbatches
+    holders, single = list[int](), frozenset[int]()
+    if several:  # one stage shares nothing
+        holders = [sum(not leaf.readers.isdisjoint(blocks.positions) for blocks in stages) for leaf in work.leaves]
     rows, known = [], dict[tuple[object, ...], StageTime]()
     for s, blocks in enumerate(stages):
         own = measured[s] if measured is not None else None
-        single = frozenset(
-            i
-            for i, leaf in enumerate(work.leaves)
-            if not leaf.layered and not leaf.readers.isdisjoint(blocks.positions)
-        )
+        if several:
+            single = frozenset(
+                i
+                for i, leaf in enumerate(work.leaves)
+                if not leaf.layered and not leaf.readers.isdisjoint(blocks.positions)
+            )
         alike = (blocks.key, single, paces[s][0].name, paces[s][1], links[s].like, own)
         if alike not in known:
             known[alike] = _stage_time(
