@@ -16,7 +16,7 @@ help:
 	@echo "make slow       every model family on every layout, executed (about half an hour)"
 	@echo "make golden     rewrite the golden files of the tests"
 	@echo "make published  tests of training functions from published packages (in their own .venv-published)"
-	@echo "make bench      benchmarks: planning time, capture time, a profile that changes the plan, schedules"
+	@echo "make bench      benchmarks: planning, capture and estimating time, a profile that changes the plan, schedules"
 
 demo: $(VENV)/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -46,6 +46,7 @@ published: $(VENV)-published/installed
 bench: $(VENV)/installed-for-tests
 	$(BIN)/python benchmarks/planning_time.py
 	$(BIN)/python benchmarks/capture_time.py
+	$(BIN)/python benchmarks/estimate_speed.py
 	$(BIN)/python benchmarks/profile_changes_plan.py
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/schedule_synthesis.py --cases 200
