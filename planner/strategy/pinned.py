@@ -70,12 +70,12 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
     if strategy.remat == "selective":
         message = "remat=selective: a plan recomputes whole layers or nothing"
         raise InputError("MP180", message, "wrap attention in jax.checkpoint, which plans respect")
-    named: tuple[tuple[int, Role], ...] = (
+    named: list[tuple[int, Role]] = [
         (strategy.dp // strategy.ep, "batch"),
         (strategy.ep, "expert"),
         (strategy.cp, "context"),
         (strategy.tp, "model"),
-    )
+    ]
     axes = tuple(one for one in named if one[0] > 1)
     if len(axes) > 2:
         several = ", ".join(f"{role} {size}" for size, role in axes)
