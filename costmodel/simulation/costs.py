@@ -1,11 +1,11 @@
 """Prices of a program: how long each of its actions and messages takes, from the times of stages and links."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 
 from costmodel.errors import InputError
-from costmodel.schedule.actions import Actor
+from costmodel.schedule.actions import Action, Actor
 from costmodel.simulation.noise import check_jitter, factors
 from costmodel.simulation.program import BACKWARD, FORWARD, Program
 from costmodel.simulation.records import SendTimes, StageTimes, UpdateWait
@@ -56,6 +56,8 @@ def costs_of(program: Program, times: Times, sends: Sends | None, jitter: float 
     check_jitter(jitter)
     stages = [_stages_of(program, times, index) for index in range(len(program.needs))]
     durations_s = [_durations_s(program, keys, stages[index]) for index, keys in enumerate(program.keys)]
+    for own_s, own, row in zip(durations_s, stages, program.schedule.actions):
+        _vary_chunks(own_s, own, row.actions)
     costs = Costs(
         stages=stages, durations_s=durations_s, routes=[], link_of=[0], wire_s=[0.0], latency_s=[0.0], ends=[(-1, -1)]
     )
@@ -83,9 +85,10 @@ def _check_together(costs: Costs) -> None:
 def check_times(record: StageTimes | SendTimes | UpdateWait, where: str) -> None:
     """Raises MP147 if a time of the record is negative or not finite."""
     for field in fields(record):
-        time_s = getattr(record, field.name)
-        if isinstance(time_s, float | int) and not 0.0 <= time_s < inf:
-            raise InputError("MP147", f"{where}: {field.name} is {time_s}, it must be finite and not negative")
+        found = getattr(record, field.name)
+        for time_s in found if isinstance(found, tuple) else (found,):
+            if isinstance(time_s, float | int) and not 0.0 <= time_s < inf:
+                raise InputError("MP147", f"{where}: {field.name} is {time_s}, it must be finite and not negative")
 
 
 def _stages_of(program: Program, times: Times, index: int) -> dict[int, StageTimes]:
@@ -112,6 +115,17 @@ def _durations_s(program: Program, keys: list[int], stages: dict[int, StageTimes
     count = len(program.needs)
     by_key = {key: table[key // count] for key in set(keys)}
     return list(map(by_key.__getitem__, keys))
+
+
+def _vary_chunks(durations_s: list[float], stages: dict[int, StageTimes], actions: Sequence[Action]) -> None:
+    """Has each chunk of a sequence take its own time, where stages say what that is."""
+    if not any(cost.forward_factors or cost.backward_factors for cost in stages.values()):
+        return
+    for step, action in enumerate(actions):
+        cost = stages[action.stage]
+        factors_of = cost.forward_factors if action.kind == "F" else cost.backward_factors
+        if factors_of:
+            durations_s[step] *= factors_of[action.microbatch % len(factors_of)]
 
 
 def _add_routes(costs: Costs, program: Program, sends: Sends) -> None:

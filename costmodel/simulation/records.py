@@ -20,6 +20,8 @@ class StageTimes:
         exchange_s: once a step: transfer and addition of gradients between the groups of the stage, which begins when
             all of them have reduced. 0 for a stage with one group.
         update_s: once a step, at the end: the optimizer.
+        forward_factors, backward_factors: where sequences run in chunks, what each chunk takes of `forward_s` and
+            `backward_s`, which are the mean over chunks: unit k takes factor k modulo their number. Empty: all alike.
     """
 
     forward_s: float
@@ -28,6 +30,8 @@ class StageTimes:
     reduce_s: float = 0.0
     exchange_s: float = 0.0
     update_s: float = 0.0
+    forward_factors: tuple[float, ...] = ()
+    backward_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

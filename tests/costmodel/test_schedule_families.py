@@ -303,6 +303,28 @@ def test_later_chunks_cost_more_under_causal_attention():
         sequence.sequence_times_s(sequence_chunks(2, 1, 2), [[1.0] * 2] * 3, [[1.0] * 2] * 3)
 
 
+def test_chunks_of_unequal_times_are_simulated_as_such():
+    """The simulator takes the mean of the chunks and each one's factor; times are those of `sequence_times_s`."""
+    schedule, stages = sequence_chunks(3, 2, 4), range(3)
+    ahead = [sequence.causal_times_s(4, 1.0 + stage, 0.5) for stage in stages]
+    back = [tuple(2.0 * time_s for time_s in times) for times in ahead]
+    mean = [(sum(a) / 4, sum(b) / 4) for a, b in zip(ahead, back)]
+    times = {
+        Actor(stage, 0): StageTimes(
+            forward_s=mean[stage][0],
+            backward_s=mean[stage][1],
+            forward_factors=tuple(t / mean[stage][0] for t in ahead[stage]),
+            backward_factors=tuple(t / mean[stage][1] for t in back[stage]),
+        )
+        for stage in stages
+    }
+    result = simulate(schedule, times)
+    expected = sequence.sequence_times_s(schedule, ahead, back)
+    assert [use.last_end_s for use in result.actors] == pytest.approx([ends[-1] for ends in expected], **EXACT)
+    with pytest.raises(InputError, match="MP147"):
+        simulate(schedule, {**times, Actor(1, 0): StageTimes(forward_s=1.0, backward_s=1.0, forward_factors=(-1.0,))})
+
+
 @pytest.mark.parametrize(
     ("call", "code", "words"),
     [
