@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from costmodel.errors import LoweringError
 from costmodel.graph import Op, Tensor, derived_from_parameters
-from costmodel.sharding import REPLICATED, Spec, Strategy, cast, operand_spec, result_spec
+from costmodel.sharding import REPLICATED, CastStep, Spec, Strategy, cast, operand_spec, result_spec
 from planner.frontend import jax_compat as jc
 from planner.frontend.flat import Constant, Equation, Program, Value
 from planner.frontend.rules.base import Placement, rule_for, run_on_shards
@@ -32,6 +33,8 @@ class LocalProgram:
         tensors: of the program; needed with `regather`.
         regather: names of inputs (all parameters) whose casts and gathers are not kept for the backward pass but run
             again. Empty where a remat around the whole program does so anyway.
+        again: names of equations whose results are not kept either; what they are made of is.
+        fixed: axes that are no mesh axes (`Placement.fixed`).
     """
 
     program: Program
@@ -41,6 +44,8 @@ class LocalProgram:
     axis_names: tuple[str, ...]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     regather: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(
         self, args: Sequence[Any], specs: Sequence[Spec], targets: Sequence[Spec | None] | None = None
@@ -135,7 +140,7 @@ class LocalProgram:
 
     def _apply(self, equation: Equation, operands: list[Any]) -> list[Any]:
         op, strategy, _ = self._placed(equation)
-        place = Placement(op=op, strategy=strategy, mesh=self.mesh, axis_names=self.axis_names)
+        place = Placement(op=op, strategy=strategy, mesh=self.mesh, axis_names=self.axis_names, fixed=self.fixed)
         return run_on_shards(equation, rule_for(equation.primitive.name), place, operands)
 
     def _record(
@@ -200,12 +205,13 @@ class LocalProgram:
     @cached_property
     def _lazy_makers(self) -> dict[str, Equation]:
         """Value -> the equation that makes it of parameters alone, where `regather` asks not to keep it."""
-        if not self.regather:
-            return {}
-        derived = derived_from_parameters(self.ops.values(), self.tensors)
+        derived = derived_from_parameters(self.ops.values(), self.tensors) if self.regather else frozenset()
         kept = {o.name for o in self.program.outputs if isinstance(o, Value)}
         return {
-            v.name: e for e in self.program.equations for v in e.outputs if v.name in derived and v.name not in kept
+            v.name: e
+            for e in self.program.equations
+            for v in e.outputs
+            if (v.name in derived or e.name in self.again) and v.name not in kept
         }
 
     @cached_property
@@ -214,11 +220,11 @@ class LocalProgram:
 
     @cached_property
     def _roots(self) -> dict[str, frozenset[str]]:
-        """Weight or value made of weights -> the parameters that it is made of."""
+        """Weight, or value that is not kept -> the values that it is made of again: parameters, or what is kept."""
         roots = {name: frozenset({name}) for name in self.regather}
         for e in self.program.equations:
             if e.name in self._lazy:
-                of = frozenset().union(*(roots[o.name] for o in e.inputs if isinstance(o, Value)))
+                of = frozenset().union(*(roots.get(o.name, {o.name}) for o in e.inputs if isinstance(o, Value)))
                 roots.update((v.name, of) for v in e.outputs)
         return roots
 
@@ -260,4 +266,20 @@ class LocalProgram:
                 f"no cast takes {operand!r} from {spec} to {target} on mesh {self.mesh}",
                 "this is a defect of the plan; please report it",
             )
-        return apply_cast(x, steps, self.axis_names, self.mesh)
+        for step in steps:
+            name = self.axis_names[step.axis]
+            x = (
+                self._fixed(x, step, operand)
+                if name in self.fixed
+                else apply_cast(x, [step], self.axis_names, self.mesh)
+            )
+        return x
+
+    def _fixed(self, x: Any, step: CastStep, operand: Value | Constant) -> Any:
+        """A step of a cast on an axis whose parts run one after the other: nothing comes from other parts."""
+        if step.kind == "vary":
+            return x
+        if step.kind != "slice":
+            raise LoweringError("MP502", f"{operand!r} would need what other parts along the axis have", "")
+        part, at = int(x.shape[step.dim] // self.mesh[step.axis]), self.fixed[self.axis_names[step.axis]]
+        return lax.slice_in_dim(x, at * part, (at + 1) * part, axis=step.dim)

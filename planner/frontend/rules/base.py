@@ -15,8 +15,8 @@ A primitive without a rule is planned as replicated and reported (`unknown.py`).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -64,12 +64,18 @@ class Factorisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one device stands while an op runs on shards, inside shard_map."""
+    """Where one device stands while an op runs on shards, inside shard_map.
+
+    Attributes:
+        fixed: axes that are no mesh axes but are run one part after the other, and the part that runs here. A prefix of
+            (j + 1)/c of a dim is part 0 of c/(j + 1), a size that need not be whole.
+    """
 
     op: Op
     strategy: Strategy
     mesh: tuple[int, ...]
     axis_names: tuple[str, ...]
+    fixed: Mapping[str, int] = field(default_factory=dict)
 
     def axes_of(self, factor: int) -> tuple[str, ...]:
         """Names of the mesh axes that split `factor`, major to minor."""
@@ -84,12 +90,13 @@ class Placement:
         index: Any = jnp.int32(0)
         for name, size, code in zip(self.axis_names, self.mesh, self.strategy, strict=True):
             if code == factor:
-                index = index * size + lax.axis_index(name)
+                index = index * size + (self.fixed[name] if name in self.fixed else lax.axis_index(name))
         return index
 
     def split_axes(self) -> tuple[str, ...]:
         """Mesh axes on which this op's values differ from device to device."""
-        return tuple(name for name, code in zip(self.axis_names, self.strategy, strict=True) if code != -1)
+        pairs = zip(self.axis_names, self.strategy, strict=True)
+        return tuple(name for name, code in pairs if code != -1 and name not in self.fixed)
 
     def local_in(self, position: int, shape: Sequence[int]) -> tuple[int, ...]:
         """One device's shape of operand `position`, whose global shape is `shape`."""
@@ -172,5 +179,6 @@ def run_on_shards(eqn: Equation, rule: Rule, place: Placement, args: Sequence[An
     out = []
     for position, result in enumerate(results):
         codes = zip(place.axis_names, result_spec(place.op, position, place.strategy), strict=True)
-        out.append(jc.to_varying(result, tuple(name for name, code in codes if code != REPLICATED)))
+        varying = tuple(name for name, code in codes if code != REPLICATED and name not in place.fixed)
+        out.append(jc.to_varying(result, varying))
     return out

@@ -406,8 +406,9 @@ class Region(Rule):
             return tuple(state_of(s, value) if isinstance(s, Spread) else s for s in per_axis)
 
         local = LocalProgram(
-            program=joined.program, ops=joined.ops, strategies=strategies, mesh=place.mesh, axis_names=place.axis_names
-        )
+            program=joined.program, ops=joined.ops, strategies=strategies, mesh=place.mesh, axis_names=place.axis_names,
+            fixed=place.fixed,
+        )  # fmt: skip
         specs = [spec_of(v) for v in joined.program.inputs]
         targets: list[Spec] = []
         zeroed: list[list[str]] = []  # axes on which all devices but the first put zeros, for each output
