@@ -206,7 +206,7 @@ def _beside(trainer: Trainer, actor: tuple[int, int], group: GroupPlan) -> Mappi
     if isinstance(trainer, OneStageTrainer):
         return {}
     m = group.memory
-    waiting = (m.in_flight - 1) * trainer.programs[actor].residual_bytes
+    waiting = (m.in_flight - 1) * trainer.held_bytes(actor)
     return {
         "forward": waiting + m.gradients_bytes + m.optimizer_bytes,
         "backward": waiting + m.optimizer_bytes,

@@ -18,6 +18,12 @@ def other_schedule(plan: Plan, name: str) -> Schedule:
             microbatches; MP196 if it needs stages that the plan has no times of; MP615 if the plan's schedule numbers
             its actors in another way than by 0, 1, ...
     """
+    if plan.schedule.chunks > 1:
+        raise InputError(
+            "MP195",
+            f"the plan has times of {plan.schedule.chunks} chunks of each sequence, schedule {name} runs whole ones",
+            f"plan with --schedule {name}",
+        )
     parts = device_stages(plan)
     if list(parts) != list(range(len(parts))):
         numbers = ", ".join(map(str, parts))

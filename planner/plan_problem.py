@@ -157,7 +157,10 @@ def _times(plan: Plan, schedule: Schedule) -> dict[Actor, StageTimes]:
     times = {}
     for place, part in _parts(plan, schedule).items():
         every = [_stage_times(known[stage, place.group], schedule.splits_backward) for stage in part.stages]
-        names = [field.name for field in fields(StageTimes)]
+        if len(every) == part.share == 1:
+            times[place] = every[0]
+            continue
+        names = [field.name for field in fields(StageTimes) if field.name.endswith("_s")]
         times[place] = StageTimes(**{name: sum(getattr(time, name) for time in every) / part.share for name in names})
     return times
 
@@ -173,6 +176,8 @@ def _stage_times(time: TimePlan, split: bool) -> StageTimes:
         reduce_s=time.gradient_reduction_s,
         exchange_s=time.exchange_s,
         update_s=time.optimizer_s,
+        forward_factors=time.chunk_forward,
+        backward_factors=time.chunk_backward,
     )
 
 

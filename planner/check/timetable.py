@@ -6,6 +6,7 @@ from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, ActorActions, Schedule, parse_actions
 from costmodel.schedule.registry import FAMILIES
+from costmodel.schedule.sequence import keeps_causal_order
 from costmodel.schedule.validate import held_at_peak, validate_schedule
 from costmodel.simulate import UpdateWait
 from costmodel.units import format_count
@@ -91,9 +92,14 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         message = error.message if error.code == "MP615" else f"{error.code}: {error.message}"
         yield finding("MP615", "schedule.actors", message, error.hint)
         return
-    if schedule.microbatches != plan.microbatches:
+    chunks = plan.schedule.chunks
+    if chunks < 1:
+        yield finding("MP615", "schedule.chunks", f"the schedule cuts sequences into {chunks} chunks")
+        return
+    if schedule.microbatches != plan.microbatches * chunks:
         runs = format_count(schedule.microbatches, "microbatch", "microbatches")
         message = f"the schedule is for {runs}, the plan has {plan.microbatches}"
+        message += f" in {chunks} chunks each" if chunks > 1 else ""
         yield finding("MP615", "schedule.microbatches", message)
         return
     groups = {Actor(at, group) for at, stage in enumerate(plan.stages) for group in range(len(stage.groups))}
@@ -117,6 +123,10 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         yield finding(entry.code, where, entry.message)
     if bad:
         return
+    if chunks > 1 and (schedule.splits_backward or not keeps_causal_order(schedule, chunks)):
+        message = f"the {chunks} chunks of a sequence do not run forward in order and backward, unsplit, in reverse"
+        yield finding("MP612", "schedule.actors", message, "a chunk reads the keys and values of those before it")
+        return
     yield from _named(plan, schedule)
     for at, (row, stated) in enumerate(zip(schedule.actions, plan.schedule.actors, strict=True)):
         if stated.warm_up is not None and stated.warm_up != row.warm_up:
@@ -131,7 +141,7 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         places = [Actor(stage, row.group) for stage in sorted({action.stage for action in row.actions})]
         for place in places:
             record, label = _record(plan, place), group_label(plan, *place)
-            own = set(record.microbatches)
+            own = {n * chunks + j for n in record.microbatches for j in range(chunks)}
             run = {action.microbatch for action in row.actions if action.stage == place.stage}
             if own != run:
                 message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
@@ -151,13 +161,14 @@ def _record(plan: Plan, place: Actor) -> GroupPlan:
 
 
 def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
-    """MP619, where the name is one of a schedule that is generated from the stages and shares alone."""
+    """MP619, where the name is one of a schedule that is generated from the stages and shares or chunks alone."""
     family = FAMILIES.get(schedule.name)
-    if family is None or "shares" not in family.optional or is_virtual(plan):
+    if family is None or is_virtual(plan) or not (family.slices or "shares" in family.optional):
         return
     shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
+    given = {"chunks": plan.schedule.chunks} if family.slices else {"shares": shares}
     try:
-        made = family.generate(len(plan.stages), plan.microbatches, shares=shares)
+        made = family.generate(len(plan.stages), plan.microbatches, **given)
     except InputError:
         return  # MP609 says so
     expected = {row.actor: row.actions for row in made.actions}

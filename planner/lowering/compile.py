@@ -8,12 +8,12 @@ import jax
 from costmodel.errors import MismatchError
 from planner.check.timetable import schedule_of
 from planner.completeness import require_complete
-from planner.frontend.capture import Capture, capture
-from planner.frontend.flat import Value
+from planner.frontend.capture import capture
 from planner.frontend.task import TrainingTask
+from planner.lowering.chunked import chunked_trainer
 from planner.lowering.feed import Feed
 from planner.lowering.group_programs import GroupPrograms
-from planner.lowering.microbatch import MicrobatchProgram
+from planner.lowering.microbatch import micro_of
 from planner.lowering.one_stage import OneStageTrainer
 from planner.lowering.pipeline import PipelineTrainer
 from planner.lowering.placement import GroupPlacement
@@ -71,6 +71,8 @@ def _trainer(plan: Plan, task: TrainingTask, at: Mapping[str, Any] | None, verif
     blocks = {b.name: b for b in captured.blocks}
     require_complete(plan, captured)
     schedule = schedule_of(plan)
+    if plan.schedule.chunks > 1:
+        return chunked_trainer(plan, task, captured, schedule, at, check=verify)
     groups: dict[tuple[int, int], tuple[GroupPlacement, StageProgram]] = {}
     for s, stage in enumerate(plan.stages):
         own = tuple(blocks[n] for n in expand_names(stage.blocks))
@@ -79,7 +81,7 @@ def _trainer(plan: Plan, task: TrainingTask, at: Mapping[str, Any] | None, verif
             placement = GroupPlacement(group, devices, captured.classes)
             groups[s, g] = (placement, StageProgram(captured, placement, own, schedule.splits_backward))
     micros = {
-        actor: _micro(captured, actor[0], [p for a, (_, p) in sorted(groups.items()) if a[1] == 0], program)
+        actor: micro_of(captured, actor[0], [p for a, (_, p) in sorted(groups.items()) if a[1] == 0], program)
         for actor, (_, program) in groups.items()
     }
     first = [micros[s, 0] for s in range(len(plan.stages))]
@@ -98,18 +100,6 @@ def _trainer(plan: Plan, task: TrainingTask, at: Mapping[str, Any] | None, verif
         feed=feed,
         check=verify,
     )
-
-
-def _micro(captured: Capture, stage: int, programs: Sequence[StageProgram], program: StageProgram) -> MicrobatchProgram:
-    """What a stage sends, and which results and loss parts it makes."""
-    made = {s.value for b in program.blocks for s in b.outputs}
-    later = {s.value for other in programs[stage + 1 :] for b in other.blocks for s in b.inputs}
-    losses = tuple(o.name for o in captured.loss if isinstance(o, Value) and o.name in made)
-    results = tuple(
-        dict.fromkeys(o.name for o in (*captured.state, *captured.aux) if isinstance(o, Value) and o.name in made)
-    )
-    sends = tuple(sorted(made & later))
-    return MicrobatchProgram(program, sends, losses, results)
 
 
 __all__ = ["Trainer", "abstract_trainer", "compile_plan"]

@@ -1,7 +1,8 @@
 """The programs of a plan as artefacts that another process can compile: nothing of them needs a device.
 
 A plan of one stage with one group has one program, its step. Else every stage group has its forward, its backward (two,
-where the schedule splits them), the gradient reduction, and, on the first group of a stage, the pieces of its update.
+where the schedule splits them), the gradient reduction, and, on the first group of a stage, the pieces of its update;
+where sequences run in chunks, the forward and the backward of the last.
 """
 
 import hashlib
@@ -53,7 +54,8 @@ def exported_programs(trainer: Trainer, platform_of: Callable[[str], str]) -> It
     if isinstance(trainer, OneStageTrainer):
         yield _exported(0, 0, "step", trainer.compiled, trainer.abstract_arguments(), trainer.placement, platform_of)
         return
-    for (stage, group), programs in sorted(trainer.programs.items()):
+    for stage, group in sorted(trainer.programs):
+        programs = trainer.heaviest((stage, group))
         named = [("reduce" if phase == "once" else phase, run, args) for phase, run, args in programs.calls()]
         if group == 0:
             named += [("update", run, arguments) for run, arguments in trainer.update_calls(stage)]

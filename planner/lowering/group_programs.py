@@ -105,22 +105,26 @@ class GroupPrograms:
         found |= {v.name: v for e in capture.program.equations for v in e.outputs}
         out = {}
         for name in self.micro.receives:
-            if name in found:
-                out[name] = jax.ShapeDtypeStruct(found[name].shape, found[name].aval.dtype)
-            else:  # it only exists between blocks (a layer's carry)
-                tensor = self.micro.tensor(name)
-                out[name] = jax.ShapeDtypeStruct(tensor.shape, jnp.dtype(tensor.dtype))
+            tensor = self.micro.tensor(name)
+            # Some values only exist between blocks (a layer's carry), or for one chunk of a sequence.
+            dtype = found[name].aval.dtype if name in found else jnp.dtype(tensor.dtype)
+            out[name] = jax.ShapeDtypeStruct(tensor.shape, dtype)
         return out
 
     def linearise(self, params: dict[str, Any], values: dict[str, Any]) -> Any:
         used = hoist(self.micro.held, params, self.placement)
         step = self.micro.vjp(used, values)
         leaves, self.kept.tree = jax.tree.flatten(step.back)
-        own = {id(x): n for n, x in used.items()}
+        own = {id(x): n for n, x in self.given_again(used, values).items()}
         self.kept.slots = [own.get(id(leaf)) or tuple(sorted(jc.varying_axes(leaf))) for leaf in leaves]
         self.kept.shapes = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
         self.kept.specs, self.kept.moving = dict(step.specs), step.moving
         return step, [leaf for leaf, slot in zip(leaves, self.kept.slots, strict=True) if not isinstance(slot, str)]
+
+    def given_again(self, used: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+        """What backward is given again, so that residuals that are it are not handed out: parameters as they are
+        used."""
+        return used
 
     @cached_property
     def residual_bytes(self) -> int:

@@ -5,7 +5,7 @@ the
 differentiated function itself, so that its cotangent comes out summed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from jax import lax
 
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec
 from planner.frontend import jax_compat as jc
+from planner.frontend.capture import Capture
 from planner.frontend.flat import Value
 from planner.lowering.stage import HeldParameter, Placed, StageProgram, cast_on
 from planner.space.borders import arriving, crossing
@@ -205,4 +206,18 @@ def summand(micro: MicrobatchProgram, step: Linearised, name: str) -> Any:
     return jc.to_varying(x, micro.stage.placement.axis_names)
 
 
-__all__ = ["PARTIAL", "Linearised", "MicrobatchProgram", "Value", "cotangents", "summand"]
+def micro_of(
+    captured: Capture, stage: int, programs: Sequence[StageProgram], program: StageProgram
+) -> MicrobatchProgram:
+    """What a stage sends, and which results and loss parts it makes."""
+    made = {s.value for b in program.blocks for s in b.outputs}
+    later = {s.value for other in programs[stage + 1 :] for b in other.blocks for s in b.inputs}
+    losses = tuple(o.name for o in captured.loss if isinstance(o, Value) and o.name in made)
+    results = tuple(
+        dict.fromkeys(o.name for o in (*captured.state, *captured.aux) if isinstance(o, Value) and o.name in made)
+    )
+    sends = tuple(sorted(made & later))
+    return MicrobatchProgram(program, sends, losses, results)
+
+
+__all__ = ["PARTIAL", "Linearised", "MicrobatchProgram", "Value", "cotangents", "micro_of", "summand"]

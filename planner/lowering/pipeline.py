@@ -154,13 +154,29 @@ class PipelineTrainer:
         """One step on a global batch. Metrics hold ``loss`` and, where the task has aux outputs, ``aux`` by
         microbatch. The state is consumed."""
         require_alive(state)
-        run = PipelineStep(self, state, self.feed.leaves(batch, rng))
+        run = self.begin(state, self.feed.leaves(batch, rng))
         for actor, action in self.order:
             run.run(actor, action)
         new, metrics = run.finish()
         if self.check and "shardings" not in self._done:
             self.check_shardings(new)
         return new, metrics
+
+    def heaviest(self, actor: Actor) -> GroupPrograms:
+        """Of all programs that an actor has for a unit of work, those that do the most."""
+        return self.programs[actor]
+
+    def held_bytes(self, actor: Actor) -> int:
+        """Bytes that a device holds of one unit of work from its F to its B, at most."""
+        return self.programs[actor].residual_bytes
+
+    def begin(self, state: TrainState, leaves: dict[str, Any]) -> PipelineStep:
+        """A step before its first action.
+
+        Args:
+            leaves: as `Feed.leaves` gives them.
+        """
+        return PipelineStep(self, state, leaves)
 
     def check_shardings(self, state: TrainState) -> int:
         """Number of arrays compared.

@@ -48,6 +48,10 @@ class PipelineStep:
         self.losses: dict[str, list[Any]] = {}
         self.results: dict[Key, Any] = {}  # aux outputs and new state
 
+    def _programs(self, actor: Actor, i: int) -> GroupPrograms:
+        """What an actor runs for a microbatch."""
+        return self.trainer.programs[actor]
+
     def _params(self, actor: Actor) -> dict[str, Any]:
         return self.state.params[self.trainer.index[actor]]
 
@@ -89,24 +93,29 @@ class PipelineStep:
             self.in_flight[runs] -= 1
 
     def _forward(self, actor: Actor, i: int) -> None:
-        programs = self.trainer.programs[actor]
+        programs = self._programs(actor, i)
         given = {name: self._arriving(programs, name, i) for name in programs.value_specs}
         sent, losses, self.residuals[actor, i] = programs.forward(self._params(actor), given)
         for name, x in sent.items():
-            if self.trainer.readers[name]:
-                self.values[name, i], self.unread[name, i] = x, self.trainer.readers[name]
-            if name in programs.micro.results:
-                self.results[name, i] = x
+            self._hand_on(programs, name, x, i)
         for name, x in losses.items():
             self.losses.setdefault(name, []).append(x)
 
+    def _hand_on(self, programs: GroupPrograms, name: str, x: Any, i: int) -> None:
+        """Keeps a sent value until it was read."""
+        if self.trainer.readers[name]:
+            self.values[name, i], self.unread[name, i] = x, self.trainer.readers[name]
+        if name in programs.micro.results:
+            self.results[name, i] = x
+
     def _backward(self, actor: Actor, i: int) -> None:
-        trainer, programs = self.trainer, self.trainer.programs[actor]
+        programs = self._programs(actor, i)
         arrived = {}
         for name, spec in programs.cotangent_specs.items():
             sharding = programs.sharding(spec)
-            if (name, i) in self.cotangents:
-                arrived[name] = jax.device_put(self.cotangents.pop((name, i)), sharding)
+            key = self._key(programs, name, i)
+            if key in self.cotangents:
+                arrived[name] = jax.device_put(self.cotangents.pop(key), sharding)
             else:  # a result that the loss does not depend on
                 tensor = programs.micro.tensor(name)
                 arrived[name] = jnp.zeros(tensor.shape, tensor.dtype, device=sharding)
@@ -114,12 +123,25 @@ class PipelineStep:
         if isinstance(programs, SplitPrograms):
             back, self.kept[actor, i] = programs.activations(params, residuals, arrived)
         else:
-            back, self.totals[actor] = programs.backward(params, residuals, arrived, self.totals[actor])
+            back, self.totals[actor] = self._run_backward(programs, actor, i, (params, residuals, arrived))
         for name, x in back.items():
-            maker = trainer.programs[trainer.runner[trainer.maker[name], i]]
+            maker, key = self._maker(actor, name, i), self._key(programs, name, i)
             x = jax.device_put(x, maker.sharding(maker.sent_specs[name]))
-            known = self.cotangents.get((name, i))
-            self.cotangents[name, i] = x if known is None else known + x
+            known = self.cotangents.get(key)
+            self.cotangents[key] = x if known is None else known + x
+
+    def _run_backward(self, programs: GroupPrograms, actor: Actor, i: int, given: tuple[Any, Any, Any]) -> Any:
+        """Cotangents of what forward took, and the accumulators."""
+        return programs.backward(*given, self.totals[actor])
+
+    def _key(self, programs: GroupPrograms, name: str, i: int) -> Key:
+        """Under which the cotangent of a value is kept until its maker's B."""
+        return name, i
+
+    def _maker(self, actor: Actor, name: str, i: int) -> GroupPrograms:
+        """The programs that made a value that `actor` read."""
+        trainer = self.trainer
+        return self._programs(trainer.runner[trainer.maker[name], i], i)
 
     def _weights(self, actor: Actor, i: int) -> None:
         programs = self.trainer.programs[actor]
@@ -145,9 +167,13 @@ class PipelineStep:
         state = TrainState(tuple(params), optimizer, carried, self.state.unused)
         metrics: dict[str, Any] = {"loss": loss}
         if feed.capture.task.has_aux:
-            made = {n: [np.asarray(self.results[n, i]) for i in range(feed.microbatches)] for n in feed.aux_names if n}
+            made = {n: [self._result(n, i) for i in range(feed.microbatches)] for n in feed.aux_names if n}
             metrics["aux"] = feed.aux({n: jnp.stack(rows) for n, rows in made.items()})
         return state, metrics
+
+    def _result(self, name: str, i: int) -> np.ndarray:
+        """An aux output of a microbatch."""
+        return np.asarray(self.results[name, i])
 
     def _update(self, scale: Any) -> dict[str, Any]:
         """Reduces gradients, joins those of groups and of tied parameters on the owner, and runs the optimizer."""

@@ -28,12 +28,17 @@ def partition(spec: Spec, dims: int, axis_names: Sequence[str]) -> PartitionSpec
 
 @dataclass(frozen=True)
 class ClassPlacement:
-    """How one block class runs on a group."""
+    """How one block class runs on a group.
+
+    Attributes:
+        again: names of equations whose results backward makes again.
+    """
 
     strategies: dict[str, Strategy]
     inputs: dict[str, Spec]
     outputs: dict[str, Spec]
     remat: str
+    again: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -35,16 +35,22 @@ def propagate(
         sizes = [_elements(o.shape) for o in equation.inputs]
         codes: list[int] = []
         for axis, size in enumerate(mesh):
-            codes.append(_choose(op, [s[axis] for s in have], sizes, size, mesh, codes))
+            codes.append(choose(op, [s[axis] for s in have], sizes, size, mesh, codes))
         strategies[op.name] = tuple(codes)
         for i, value in enumerate(equation.outputs):
             specs[value.name] = result_spec(op, i, strategies[op.name])
     return strategies, specs
 
 
-def _choose(
+def choose(
     op: Op, have: Sequence[int], sizes: Sequence[int], size: int, mesh: Sequence[int], earlier: Sequence[int]
 ) -> int:
+    """The strategy of an op on one mesh axis, that of its largest split operand.
+
+    Args:
+        have: code of each operand on the axis. sizes: elements of each. size: of the axis. earlier: codes on the axes
+            before it.
+    """
     choices = axis_choices(op, size)
     pending = {i for i, code in enumerate(have) if code == PARTIAL}
     split = [i for i, code in enumerate(have) if code >= 0]

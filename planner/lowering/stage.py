@@ -168,6 +168,7 @@ class StageProgram:
             axis_names=self.placement.axis_names,
             tensors=cls.tensors,
             regather=frozenset() if full else frozenset(weights),
+            again=frozenset() if full else placed.again,
         )
         specs = [placed.inputs[v.name] for v in cls.program.inputs]
         out_specs: list[Spec] = []

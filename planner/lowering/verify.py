@@ -128,7 +128,7 @@ def verify_one_stage(trainer: "OneStageTrainer", *, compiled: bool) -> Verificat
         return {n: k / times if n.startswith(("forward", "backward")) else k for n, k in counts.items()}
 
     placement = trainer.placement
-    have = each(_compiled_counts(traced, None, placement)) if compiled else None
+    have = each(compiled_counts(traced, None, placement)) if compiled else None
     programs = GroupPrograms(trainer.micro, trainer.feed.seeds())
     return Verification((_report(0, 0, programs, each(written(traced)), have),))
 
@@ -145,7 +145,7 @@ def verify_pipeline(trainer: "PipelineTrainer", *, compiled: bool) -> Verificati
         for phase, traced in traces:
             found.update(written(traced, phase))
             if have is not None:
-                have.update(_compiled_counts(traced, phase, programs.placement))
+                have.update(compiled_counts(traced, phase, programs.placement))
         reports.append(_report(stage, group, programs, found, have))
     return Verification(tuple(reports))
 
@@ -174,7 +174,7 @@ def compiled_collectives(traced: Any, placement: GroupPlacement) -> list[HloColl
     return collectives(text, placement.axis_names, placement.sizes)
 
 
-def _compiled_counts(traced: Any, phase: str | None, placement: GroupPlacement) -> Counts:
+def compiled_counts(traced: Any, phase: str | None, placement: GroupPlacement) -> Counts:
     found: Counts = Counter()
     for c in compiled_collectives(traced, placement):
         of = phase if phase is not None and UPDATE not in c.op_name else phase_of(c.op_name)

@@ -119,6 +119,8 @@ class TimePlan(Document, frozen=True):
 
     Attributes:
         weight_s: the part of `backward_s` that only weight gradients need: W, where the schedule splits backwards.
+        chunk_forward, chunk_backward: where the schedule cuts sequences into chunks, what each takes of `forward_s` and
+            `backward_s`, which are then the mean over chunks.
     """
 
     forward_s: float
@@ -131,6 +133,8 @@ class TimePlan(Document, frozen=True):
     collectives: dict[str, int]  # "forward all_gather data" -> count a microbatch
     exchange_s: float = 0.0
     weight_s: float = 0.0
+    chunk_forward: tuple[float, ...] = ()
+    chunk_backward: tuple[float, ...] = ()
 
 
 class GroupPlan(Document, frozen=True):
@@ -236,9 +240,17 @@ class ActorPlan(Document, frozen=True):
 
 
 class SchedulePlan(Document, frozen=True):
+    """The order of actions.
+
+    Attributes:
+        microbatches: units that flow through the stages, which actions count.
+        chunks: slices that each microbatch's sequence is cut into: unit n·chunks + j is slice j of microbatch n.
+    """
+
     name: str
     microbatches: int
     actors: tuple[ActorPlan, ...]
+    chunks: int = 1
 
 
 class Prediction(Document, frozen=True):

@@ -9,7 +9,7 @@ import optax
 from costmodel.cluster import Cluster, parse_cluster
 from costmodel.graph import ModelGraph
 from planner.assemble import assemble_plan, model_record
-from planner.frontend.capture import capture
+from planner.frontend.capture import Capture, capture
 from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
 from planner.lowering.compile import Trainer, compile_plan
@@ -95,6 +95,25 @@ def executed_plan(
     remat: Remat | None = None,
 ) -> Plan:
     """The pinned plan, through the file format and back."""
+    _, score = pinned_score(
+        task, stages, cluster, microbatch=microbatch, microbatches=microbatches, schedule=schedule, restrict=restrict,
+        remat=remat,
+    )  # fmt: skip
+    return decode(encode(assembled(score, task, score.layout.graph)))
+
+
+def pinned_score(
+    task: TrainingTask,
+    stages: tuple[StagePin, ...],
+    cluster: Cluster,
+    *,
+    microbatch: int,
+    microbatches: int,
+    schedule: str = "1f1b",
+    restrict=None,
+    remat: Remat | None = None,
+) -> tuple[Capture, Score]:
+    """The captured model and the pinned layout."""
     captured = capture(task, microbatch)
     graph = model_graph(captured)
     facts = {g.device.name: Facts(g.device) for g in cluster.groups}
@@ -103,7 +122,7 @@ def executed_plan(
         candidates, stages, microbatch=microbatch, microbatches=microbatches, schedule=schedule
     )
     assert score.feasible
-    return decode(encode(assembled(score, task, graph)))
+    return captured, score
 
 
 def assembled(score: Score, task: TrainingTask, graph: ModelGraph) -> Plan:

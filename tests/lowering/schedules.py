@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from planner.frontend.task import TrainingTask
+from planner.planfile.codec import decode, encode
 from planner.planfile.schema import Plan
+from planner.sequence_plan import in_chunks
 from planner.space.setting import Remat
-from tests.lowering.execution import executed_plan, pins, slow_cluster
+from tests.lowering.execution import assembled, executed_plan, pinned_score, pins, slow_cluster
 from tests.lowering.layouts import on
 
 
@@ -21,3 +23,22 @@ def scheduled_plan(
         task, pins(*((on("g0", n),) for n in devices)), slow_cluster(sum(devices)), microbatch=4,
         microbatches=microbatches, schedule=name, remat=remat,
     )  # fmt: skip
+
+
+def chunked_plan(
+    task: TrainingTask,
+    chunks: int,
+    devices: Sequence[int],
+    *,
+    microbatches: int = 2,
+    microbatch: int = 4,
+    remat: Remat | None = None,
+    restrict=None,
+) -> Plan:
+    """A plan of one group a stage whose sequences run in chunks, through the file format and back."""
+    stages = pins(*((on("g0", n),) for n in devices))
+    captured, score = pinned_score(
+        task, stages, slow_cluster(sum(devices)), microbatch=microbatch, microbatches=microbatches, remat=remat,
+        restrict=restrict,
+    )  # fmt: skip
+    return decode(encode(in_chunks(assembled(score, task, score.layout.graph), score, captured, chunks)))

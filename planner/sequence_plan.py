@@ -1,0 +1,348 @@
+"""A plan whose sequences run in chunks, from a 1F1B plan of the same stages.
+
+Stages, devices and strategies are those that were found for whole microbatches. What each chunk takes is priced as
+everything is, op by op, at the shapes that the chunk has (`frontend.chunks`): its attention reads the keys and values
+up to its own, so that later chunks take longer.
+
+    F(j) = F · ops(j) / ops + casts(j) + rest        ops: forward seconds of all ops of a stage, whole and of chunk j
+    B(j) = the same backward, and once more what each microbatch adds to the gradients
+
+Casts that belong to no op (between blocks, of gradients that are scattered at once) are charged to each chunk in full.
+Memory: each unit in flight is counted as the largest chunk, with the slices that it hands to later chunks; what its
+backward needs is what its program keeps, traced on the plan's mesh.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from costmodel.errors import InfeasibleError, InputError
+from costmodel.estimator import Pricing
+from costmodel.graph import Op, Tensor, derived_from_parameters
+from costmodel.schedule.actions import Actor, Schedule, format_actions
+from costmodel.schedule.sequence import sequence_chunks
+from costmodel.schedule.validate import in_flight
+from costmodel.sharding import Spec, Strategy, operand_spec, result_spec
+from costmodel.simulate import ActorUse, simulate
+from costmodel.traffic import Traffic
+from costmodel.units import format_bytes
+from planner.frontend.blocks import BlockClass
+from planner.frontend.capture import Capture
+from planner.frontend.flat import Value
+from planner.lowering.chunk_pipeline import ChunkedTrainer
+from planner.lowering.compile import abstract_trainer
+from planner.lowering.placement import ClassPlacement
+from planner.plan_problem import problem_of
+from planner.plan_slack import with_slack
+from planner.planfile.schema import (
+    ActorPlan,
+    Certificate,
+    MemoryPlan,
+    Plan,
+    Prediction,
+    SchedulePlan,
+    TimePlan,
+    Transfer,
+)
+from planner.search.score import GroupScore, Score
+from planner.space.backward import done_again
+
+replaced = msgspec.structs.replace
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """Of some blocks on one device: ops forward and backward, casts forward and backward."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_cast_s: float = 0.0
+    backward_cast_s: float = 0.0
+
+    def __add__(self, other: "_Seconds") -> "_Seconds":
+        return _Seconds(
+            self.forward_s + other.forward_s,
+            self.backward_s + other.backward_s,
+            self.forward_cast_s + other.forward_cast_s,
+            self.backward_cast_s + other.backward_cast_s,
+        )
+
+
+def in_chunks(plan: Plan, score: Score, captured: Capture, chunks: int) -> Plan:
+    """The plan with each sequence in chunks.
+
+    Args:
+        plan: under 1f1b, one group a stage; score: what it was made of; captured: its model, at its microbatch.
+        chunks: slices of each sequence.
+
+    Raises:
+        InputError: MP146, a stage has several groups; MP166 or MP167, the sequence cannot be cut.
+        InfeasibleError: MP201, it does not fit.
+    """
+    several = next((s for s, stage in enumerate(plan.stages) if len(stage.groups) > 1), None)
+    if several is not None:
+        count = len(plan.stages[several].groups)
+        message = f"schedule sequence-chunks runs one group a stage, stage {several} has {count}"
+        raise InputError("MP146", message, "pin one group a stage")
+    made = sequence_chunks(len(plan.stages), plan.microbatches, chunks)
+    cut = replaced(plan, schedule=_schedule(made, chunks))
+    if chunks == 1:
+        return cut
+    trainer = abstract_trainer(cut, captured.task)
+    assert isinstance(trainer, ChunkedTrainer)
+    flying = in_flight(made)
+    stages = []
+    for s, stage in enumerate(plan.stages):
+        (group,) = stage.groups
+        own = score.groups[Actor(s, 0)]
+        pricing = score.layout.stages[s].groups[0].decision.space.pricing
+        time = _time(group.time, own, pricing, trainer, s)
+        memory = _memory(group.memory, own, trainer, s, flying[Actor(s, 0)], plan.microbatches)
+        stages.append(replaced(stage, groups=(replaced(group, time=time, memory=memory),)))
+    transfers = tuple(_transfer(t, trainer) for t in plan.transfers)
+    cut = replaced(cut, stages=tuple(stages), transfers=transfers)
+    _require_fitting(cut)
+    prediction = _prediction(cut, plan)
+    flops, whole = _flops(trainer, plan)
+    cut = replaced(
+        cut, prediction=prediction, certificate=_certificate(plan.certificate, prediction, chunks, flops / whole)
+    )
+    return with_slack(cut)
+
+
+def _schedule(made: Schedule, chunks: int) -> SchedulePlan:
+    return SchedulePlan(
+        name=made.name,
+        microbatches=made.microbatches,
+        actors=tuple(
+            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions), warm_up=a.warm_up)
+            for a in made.actions
+        ),
+        chunks=chunks,
+    )
+
+
+def _time(time: TimePlan, own: GroupScore, pricing: Pricing, trainer: ChunkedTrainer, stage: int) -> TimePlan:
+    """Times of a unit, on average over chunks, and what each takes of it."""
+    cost = own.cost
+    whole = _whole_seconds(pricing, trainer, stage)
+    each = [_chunk_seconds(pricing, trainer, stage, j) for j in range(trainer.chunks)]
+    scale = cost.forward_s / whole.forward_s if whole.forward_s else 1.0
+    back_scale = min(cost.backward_s / whole.backward_s, scale) if whole.backward_s else 1.0
+    added_s = max(0.0, cost.backward_s - whole.backward_s * back_scale)  # to the gradients, by each chunk
+    ahead_rest_s = max(0.0, cost.forward_cast_s - whole.forward_cast_s)
+    back_rest_s = max(0.0, cost.backward_cast_s - whole.backward_cast_s)
+    ahead_casts = [ahead_rest_s + one.forward_cast_s for one in each]
+    back_casts = [back_rest_s + one.backward_cast_s for one in each]
+    ahead = [one.forward_s * scale + cast_s for one, cast_s in zip(each, ahead_casts, strict=True)]
+    back = [one.backward_s * back_scale + added_s + cast_s for one, cast_s in zip(each, back_casts, strict=True)]
+    forward_s, backward_s = _mean(ahead), _mean(back)
+    return replaced(
+        time,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        forward_communication_s=_mean(ahead_casts),
+        backward_communication_s=_mean(back_casts),
+        weight_s=min(backward_s, time.weight_s / trainer.chunks),
+        collectives={name: count for name, count in sorted(trainer.written_collectives((stage, 0)).items()) if count},
+        chunk_forward=tuple(x / forward_s if forward_s else 1.0 for x in ahead),
+        chunk_backward=tuple(x / backward_s if backward_s else 1.0 for x in back),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _whole_seconds(pricing: Pricing, trainer: ChunkedTrainer, stage: int) -> _Seconds:
+    programs = trainer.of_chunk[(stage, 0), 0]
+    blocks = {b.name: b for b in trainer.feed.capture.blocks}
+    total = _Seconds()
+    known: dict[str, _Seconds] = {}
+    for block in programs.micro.stage.blocks:
+        cls = blocks[block.name].cls
+        if cls.key not in known:
+            known[cls.key] = _seconds(pricing, cls, programs.placement.of_class(cls.key))
+        total += known[cls.key]
+    return total
+
+
+def _chunk_seconds(pricing: Pricing, trainer: ChunkedTrainer, stage: int, chunk: int) -> _Seconds:
+    programs = trainer.of_chunk[(stage, 0), chunk]
+    total = _Seconds()
+    known: dict[str, _Seconds] = {}
+    for block in programs.micro.stage.blocks:
+        if block.cls.key not in known:
+            known[block.cls.key] = _seconds(pricing, block.cls, programs.placement.of_class(block.cls.key))
+        total += known[block.cls.key]
+    return total
+
+
+def _seconds(pricing: Pricing, cls: BlockClass, placed: ClassPlacement) -> _Seconds:
+    ops, tensors = tuple(cls.ops.values()), cls.tensors
+    outputs = frozenset(o.name for o in cls.program.outputs if isinstance(o, Value))
+    traffic, derived = Traffic.of_block(ops, tensors, outputs), derived_from_parameters(ops, tensors)
+    full = placed.remat == "full"
+    again = done_again(ops, tensors, derived, full=full).runs
+    forward_s = backward_s = 0.0
+    for op in ops:
+        cost = pricing.op(op, placed.strategies[op.name], tensors, traffic)
+        forward_s += cost.forward_s
+        backward_s += cost.backward_s + again.get(op.name, 0) * cost.forward_s
+    ahead_s, back_s = _cast_seconds(pricing, ops, tensors, placed.strategies, placed.inputs)
+    return _Seconds(forward_s, backward_s, ahead_s, back_s + (ahead_s if full else 0.0))
+
+
+def _cast_seconds(
+    pricing: Pricing,
+    ops: Iterable[Op],
+    tensors: Mapping[str, Tensor],
+    strategies: Mapping[str, Strategy],
+    inputs: Mapping[str, Spec],
+) -> tuple[float, float]:
+    """Of the casts inside a block, each value once for each spec in which ops take it."""
+    have, seen, ahead_s, back_s = dict(inputs), set[tuple[str, Spec]](), 0.0, 0.0
+    for op in ops:
+        for i, name in enumerate(op.inputs):
+            want = operand_spec(op, i, strategies[op.name])
+            if name in have and have[name] != want and (name, want) not in seen:
+                seen.add((name, want))
+                forward_s, backward_s = pricing.cast(tensors[name], have[name], want)
+                ahead_s += forward_s
+                back_s += backward_s
+        for i, name in enumerate(op.outputs):
+            have[name] = result_spec(op, i, strategies[op.name])
+    return ahead_s, back_s
+
+
+def _memory(
+    memory: MemoryPlan, own: GroupScore, trainer: ChunkedTrainer, stage: int, flying: int, microbatches: int
+) -> MemoryPlan:
+    saved = trainer.held_bytes((stage, 0))
+    # The gradients of a chunk lie beside the sum, of which a step of one whole microbatch has none.
+    arising = memory.arising_bytes + (memory.gradients_bytes if microbatches == 1 else 0)
+    passing = flying * saved + memory.transient_bytes + memory.buffers_bytes
+    update = max(0, math.ceil(own.update_peak_bytes) - memory.gradients_bytes - arising - passing)
+    items = {
+        "parameters_bytes": memory.parameters_bytes,
+        "gradients_bytes": memory.gradients_bytes,
+        "arising_bytes": arising,
+        "optimizer_bytes": memory.optimizer_bytes,
+        "inputs_bytes": memory.inputs_bytes,
+        "saved_bytes": flying * saved,
+        "transient_bytes": memory.transient_bytes,
+        "buffers_bytes": memory.buffers_bytes,
+        "update_bytes": update,
+        "reserve_bytes": memory.reserve_bytes,
+    }
+    return replaced(
+        memory,
+        **items,
+        total_bytes=sum(items.values()),
+        in_flight=flying,
+        saved_per_microbatch_bytes=saved,
+        until_weights_bytes=0,
+        made_for_weights_bytes=0,
+    )
+
+
+def _transfer(transfer: Transfer, trainer: ChunkedTrainer) -> Transfer:
+    """What one chunk hands over: its slice of what is cut, all of what is not."""
+    seen = trainer.of_chunk[(transfer.from_stage, 0), 0].micro.stage.capture.values
+    bytes_ = sum(seen[n].bytes for n in transfer.values)
+    back = sum(seen[n].bytes for n in transfer.values if seen[n].needs_grad)
+    ahead_share = bytes_ / transfer.bytes if transfer.bytes else 1.0
+    back_share = back / transfer.gradient_bytes if transfer.gradient_bytes else 1.0
+    links = tuple(
+        replaced(link, activation_s=link.activation_s * ahead_share, gradient_s=link.gradient_s * back_share)
+        for link in transfer.links
+    )
+    time_s = max((link.activation_s + link.latency_s for link in links), default=transfer.time_s * ahead_share)
+    return replaced(transfer, bytes=bytes_, gradient_bytes=back, time_s=time_s, links=links)
+
+
+def _require_fitting(plan: Plan) -> None:
+    for s, stage in enumerate(plan.stages):
+        memory = stage.groups[0].memory
+        if memory.total_bytes > memory.limit_bytes:
+            raise InfeasibleError(
+                "MP201",
+                f"stage {s} needs {format_bytes(memory.total_bytes)} a device with {memory.in_flight} chunks in "
+                f"flight, {stage.groups[0].kind} has {format_bytes(memory.limit_bytes)}",
+                "use more stages, another number of chunks, or a smaller microbatch",
+            )
+
+
+def _prediction(plan: Plan, whole: Plan) -> Prediction:
+    """Step time by simulation, and its parts as `planner.breakdown` has them."""
+    problem = problem_of(plan)
+    found = simulate(problem.schedule, problem.times, problem.sends, waits=problem.waits, keep_timeline=False)
+    step_s = found.makespan_s
+    use = max(found.actors, key=lambda use: (use.step_end_s, -use.actor.stage))
+    time = plan.stages[use.actor.stage].groups[0].time
+    units, casts_s = plan.schedule.microbatches, time.forward_communication_s + time.backward_communication_s
+    exposed = {"casts": units * casts_s, "gradient_reduction": time.gradient_reduction_s}
+    if len(plan.stages) > 1:
+        free = simulate(problem.schedule, problem.times, waits=problem.waits, keep_timeline=False)
+        sends_s = max(0.0, use.last_end_s - free.use(*use.actor).last_end_s)
+        exposed |= {"sends": sends_s} if sends_s else {}
+    exposed |= {"tied_weights": time.exchange_s} if time.exchange_s else {}
+    exposed |= _join(plan, use)
+    compute_s = units * (time.forward_s + time.backward_s - casts_s)
+    rest_s = step_s - compute_s - sum(exposed.values()) - time.optimizer_s
+    before = whole.prediction
+    tokens = before.tokens_per_s / before.examples_per_s if before.tokens_per_s is not None else None
+    return replaced(
+        before,
+        step_time_s=step_s,
+        compute_s=compute_s,
+        exposed_communication_s=exposed,
+        bubble_s=max(0.0, rest_s),
+        optimizer_s=time.optimizer_s,
+        examples_per_s=plan.global_batch / step_s,
+        tokens_per_s=None if tokens is None else tokens * plan.global_batch / step_s,
+        mfu=None if before.mfu is None else before.mfu * before.step_time_s / step_s,
+        price_per_step=None if before.price_per_step is None else before.price_per_step * step_s / before.step_time_s,
+        peak_memory_bytes=max(stage.groups[0].memory.total_bytes for stage in plan.stages),
+    )
+
+
+def _join(plan: Plan, use: ActorUse) -> dict[str, float]:
+    waits = [join.time_s for join in plan.update_joins if join.stage == use.actor.stage]
+    return {"update_join": sum(waits)} if waits else {}
+
+
+def _flops(trainer: ChunkedTrainer, plan: Plan) -> tuple[float, float]:
+    """FLOPs of a microbatch's ops, of all chunks and of the whole."""
+    originals = {b.name: b.cls for b in trainer.feed.capture.blocks}
+    chunked = whole = 0.0
+    for s in range(len(plan.stages)):
+        for j in range(trainer.chunks):
+            for block in trainer.of_chunk[(s, 0), j].micro.stage.blocks:
+                chunked += sum(op.flops + op.backward_flops for op in block.cls.ops.values())
+                if j == 0:
+                    whole += sum(op.flops + op.backward_flops for op in originals[block.name].ops.values())
+    return chunked, whole
+
+
+def _certificate(before: Certificate, prediction: Prediction, chunks: int, share: float) -> Certificate:
+    """What holds for any schedule of the model: chunks do `share` of the FLOPs, as hidden scores are not computed."""
+    bound_s = min(before.hardware_bound_s * min(1.0, share), prediction.step_time_s)
+    gap = 1.0 - bound_s / prediction.step_time_s
+    return replaced(
+        before,
+        lower_bound_s=bound_s,
+        gap=gap,
+        hardware_bound_s=bound_s,
+        hardware_gap=gap,
+        space=(
+            *before.space,
+            f"schedule sequence-chunks: the stages found for 1f1b, whose sequences then run in {chunks} chunks",
+        ),
+        status="feasible",
+    )
+
+
+__all__ = ["in_chunks"]
