@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     type=click.Choice(SCHEDULES),
     help="Pipeline schedule; auto: the best of all and of those made for the plan. Default: the best of the usual.",
 )
+@click.option("--chunks", type=COUNT, help="Slices of each sequence under sequence-chunks. Default: 4.")
 @click.option("--stages", type=COUNT, help="Pin the number of pipeline stages.")
 @click.option(
     "--strategy",
@@ -50,6 +51,7 @@ def command(
     max_microbatch: int | None,
     microbatch: int | None,
     schedule: str | None,
+    chunks: int | None,
     stages: int | None,
     strategy: str | None,
     name: str | None,
@@ -82,6 +84,7 @@ def command(
             max_microbatch=max_microbatch,
             microbatch=microbatch,
             schedule=schedule,
+            chunks=chunks,
             stages=stages,
             strategy=strategy,
             baselines=not no_baselines,

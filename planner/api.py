@@ -17,6 +17,7 @@ from planner.check.drift import drift
 from planner.completeness import missing_in_plan
 from planner.figure_sources import figure_sources
 from planner.frontend.capture import Capture, capture
+from planner.frontend.chunks.walk import chunked_model
 from planner.frontend.graph import model_graph
 from planner.frontend.microbatch import DECLARE, MicrobatchCheck, check_microbatches
 from planner.frontend.task import TrainingTask
@@ -31,6 +32,7 @@ from planner.profile_facts import coverage_findings, facts_of_kinds, layer_table
 from planner.search.baselines import Baseline, baselines
 from planner.search.joint import Request, microbatch_sizes, search
 from planner.search.pinned import StagePin
+from planner.sequence_plan import in_chunks
 from planner.strategy.constants import split_constants
 from planner.strategy.pinned import StrategyPins, pins_of
 from planner.strategy.strategy import AnyStrategy, microbatches_of, parse_strategy
@@ -55,6 +57,7 @@ def plan(
     max_microbatch: int | None = None,
     microbatch: int | None = None,
     schedule: str | None = None,
+    chunks: int | None = None,
     stages: int | None = None,
     pins: tuple[StagePin, ...] | None = None,
     strategy: AnyStrategy | None = None,
@@ -73,6 +76,8 @@ def plan(
         max_microbatch, microbatch: bounds or fixes the microbatch size (examples of all devices that share one).
         schedule: a name (`planner.arguments.SCHEDULES`), ``auto`` for the best of all and of those made for the
             plan's own times; None for the best of 1f1b, gpipe, hetero-1f1b and zb-h1, which takes less time to find.
+        chunks: slices of each sequence under ``sequence-chunks`` (default 4): stages are found as for 1f1b, then their
+            microbatches run slice by slice.
         stages: fixes the number of pipeline stages; `pins` fixes devices and blocks of each.
         strategy: the configuration to plan, as `planner.estimate` takes it (``dp=8,tp=4,pp=2,microbatch=1,zero=1``):
             degrees, storage, remat and schedule are fixed, what they leave open is solved.
@@ -91,6 +96,7 @@ def plan(
     microbatch = given.optional_count("microbatch", microbatch)
     given.require_microbatch(microbatch, global_batch)
     schedule = None if schedule is None else given.require_choice("schedule", schedule, given.SCHEDULES)
+    chunks = given.require_chunks(schedule, chunks)
     stages, pins = given.optional_count("stages", stages), given.require_pins(pins, call)
     name, sequence = given.require_text("name", name), given.optional_count("sequence", sequence)
     target = given.require_cluster(cluster, call)
@@ -114,6 +120,8 @@ def plan(
     findings = list(_microbatch_findings(check, sizes, global_batch, microbatch))
     if not check.splits:
         sizes = (global_batch,)
+    if chunks is not None:
+        chunked_model(capture(task, sizes[-1]), chunks)  # what cannot be cut is refused before the search
     graphs = _Graphs(task)
     say("capturing", 0, 1)
     graphs(sizes[0])
@@ -127,11 +135,11 @@ def plan(
         facts=kinds.facts,
         global_batch=global_batch,
         sizes=sizes,
-        schedule=schedule,
+        schedule=schedule if chunks is None else "1f1b",
         stages=stages,
         pins=pins,
         chunks=named.chunks if named is not None else None,
-        one_group=task.state is not None,
+        one_group=task.state is not None or chunks is not None,
         restrict=named.restrict if named is not None else None,
         remats=(named.remat,) if named is not None else ("none", "full"),
     )
@@ -156,6 +164,9 @@ def plan(
         provenance=figure_sources(result.score),
         profile=None if measured is None else profile_id(measured),
     )
+    if chunks is not None:
+        say("cutting sequences", 0, 1)
+        plan = in_chunks(plan, result.score, capture(task, plan.microbatch_size), chunks)
     return msgspec.structs.replace(plan, findings=(*plan.findings, *card_findings(plan)))
 
 

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 LARGEST, LARGEST_BATCH = (1 << 63) - 1, 100_000_000
 """Of a count, and of a global batch, all divisors of which are looked at."""
 
-SCHEDULES = ("auto", *(name for name in FAMILIES if name != "sequence-chunks"))
-"""What can be asked for. A plan has the times of whole microbatches, not of slices of their sequences."""
+SCHEDULES = ("auto", *FAMILIES)
+"""What can be asked for."""
+
+CHUNKS = 4
+"""Slices of each sequence, where sequence-chunks is asked for and their number is not said."""
 
 
 def require_alone(name: str, others: Mapping[str, object]) -> None:
@@ -31,6 +34,16 @@ def require_alone(name: str, others: Mapping[str, object]) -> None:
     for other, value in others.items():
         if value is not None:
             raise InputError("MP163", f"{name} and {other} were both given", f"{name} says it all: leave {other} out")
+
+
+def require_chunks(schedule: str | None, chunks: object) -> int | None:
+    """Slices of each sequence under sequence-chunks; None under any other schedule."""
+    if schedule == "sequence-chunks":
+        return CHUNKS if chunks is None else require_count("chunks", chunks)
+    if chunks is not None:
+        message = f"chunks={chunks} was given with schedule {schedule or 'None'}, which runs whole microbatches"
+        raise InputError("MP163", message, 'chunks goes with schedule="sequence-chunks" (--schedule sequence-chunks)')
+    return None
 
 
 def require_plan(value: object, call: str) -> Plan:

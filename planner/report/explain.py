@@ -192,9 +192,11 @@ def _headline(plan: Plan) -> Iterator[str]:
     kinds = ", ".join(f"{count} x {kind}" for kind, count in cluster.kinds.items())
     yield f"{model.name} ({model.parameters:,} parameters, {model.block_count} blocks) on {cluster.name} ({kinds})"
     count = format_count(plan.microbatches, "microbatch", "microbatches")
+    chunks = plan.schedule.chunks
+    slices = f" in {chunks} chunks of the sequence" if chunks > 1 else ""
     yield (
         f"global batch {plan.global_batch} as {count} of {plan.microbatch_size}, "
-        f"schedule {plan.schedule.name}, {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
+        f"schedule {plan.schedule.name}{slices}, {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
     )
     rate = f"{prediction.examples_per_s:,.4g} examples/s"
     if prediction.tokens_per_s is not None:

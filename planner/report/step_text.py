@@ -29,10 +29,11 @@ def render_summary(step: StepSimulation) -> str:
 
 
 def _head(step: StepSimulation) -> Iterator[str]:
-    schedule = step.step.schedule
-    yield (
-        f"{step.plan.name}: schedule {schedule.name}, {schedule.microbatches} microbatches, {stages_words(step.plan)}"
-    )
+    schedule, chunks = step.step.schedule, step.plan.schedule.chunks
+    runs = f"{schedule.microbatches} microbatches"
+    if chunks > 1:
+        runs = f"{schedule.microbatches // chunks} microbatches in {chunks} chunks of the sequence"
+    yield f"{step.plan.name}: schedule {schedule.name}, {runs}, {stages_words(step.plan)}"
     for words in step.changes:
         yield f"changed: {words}"
     yield step_time_words(step)

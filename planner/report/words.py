@@ -34,6 +34,7 @@ GLOSSARY = {
     "gpipe": "schedule: all forwards, then all backwards",
     "1f1b": "schedule: after a warm-up, one forward and one backward in turn, so fewer microbatches are in flight",
     "interleaved": "schedule: 1f1b with several chunks of layers a stage",
+    "sequence-chunks": "schedule: 1f1b over slices of each sequence, the chunks, in the place of microbatches",
     "zb-h1": "schedule: weight gradients split off to fill bubbles, at the memory of 1f1b",
     "zb-h2": "schedule: weight gradients split off to fill bubbles, at twice the memory of 1f1b",
     "zb-v": "schedule: two chunks of layers a stage, in the shape of a V",

@@ -239,7 +239,7 @@ def test_plan_command(call, fake, tmp_path):
     assert seen == {
         "model": "gpt2", "cluster": tiny_cluster(), "global_batch": 32, "profile": "p.json", "max_microbatch": 4,
         "microbatch": None, "strategy": None,
-        "schedule": "gpipe", "stages": 2, "baselines": False, "name": "n", "sequence": 64,
+        "schedule": "gpipe", "chunks": None, "stages": 2, "baselines": False, "name": "n", "sequence": 64,
     }  # fmt: skip
     done = call(*args, "--json")
     assert done.out.encode() == encode(tiny_plan())

@@ -14,7 +14,7 @@ from costmodel.schedule.registry import FAMILIES, make_schedule
 from costmodel.simulate import SendTimes, StageTimes, simulate
 from planner.arguments import SCHEDULES
 from planner.check.rules import check_plan
-from planner.models import gpt
+from planner.models import bert, gpt
 from planner.planfile.codec import decode, encode
 from planner.planfile.schema import Plan
 from planner.search.schedule_choice import EVERY, USUAL, least_bubble
@@ -157,3 +157,20 @@ def test_v1_is_below_every_straight_schedule(name: str) -> None:
             {(Actor(s, 0), Actor(s + 1, 0)): send for s, send in enumerate(sends)},
         )
         assert bound_s <= result.makespan_s * (1 + 1e-9)
+
+
+def test_chunks_of_sequences_are_those_asked_for() -> None:
+    assert planned("sequence-chunks").schedule.chunks == 4
+    given = {"cluster": ROOMY, "global_batch": 32, "baselines": False, "stages": 2}
+    plan = planner.plan(model(2), schedule="sequence-chunks", chunks=2, **given)
+    assert plan.schedule.chunks == 2 and plan.schedule.microbatches == 2 * plan.microbatches
+    assert "2 chunks" in planner.explain(plan).summary
+    for schedule in (None, "auto", "1f1b"):
+        with pytest.raises(InputError, match=r"MP163.*chunks=2"):
+            planner.plan(model(2), schedule=schedule, chunks=2, **given)
+    for chunks, code in ((0, "MP163"), (5, "MP167")):
+        with pytest.raises(InputError) as error:
+            planner.plan(model(2), schedule="sequence-chunks", chunks=chunks, **given)
+        assert error.value.code == code
+    with pytest.raises(InputError, match=r"MP166.*reduce_max"):
+        planner.plan(bert(hidden=16, layers=2, heads=2, vocab=32, seq=8), schedule="sequence-chunks", **given)
