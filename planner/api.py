@@ -139,7 +139,7 @@ def plan(
         stages=stages,
         pins=pins,
         chunks=named.chunks if named is not None else None,
-        one_group=task.state is not None or chunks is not None,
+        one_group=task.state is not None,
         restrict=named.restrict if named is not None else None,
         remats=(named.remat,) if named is not None else ("none", "full"),
     )

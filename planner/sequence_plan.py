@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from costmodel.errors import InfeasibleError, InputError
+from costmodel.errors import InfeasibleError
 from costmodel.estimator import Pricing
 from costmodel.graph import Op, Tensor, derived_from_parameters
 from costmodel.schedule.actions import Actor, Schedule, format_actions
@@ -39,6 +39,7 @@ from planner.plan_slack import with_slack
 from planner.planfile.schema import (
     ActorPlan,
     Certificate,
+    GroupPlan,
     MemoryPlan,
     Plan,
     Prediction,
@@ -74,19 +75,14 @@ def in_chunks(plan: Plan, score: Score, captured: Capture, chunks: int) -> Plan:
     """The plan with each sequence in chunks.
 
     Args:
-        plan: under 1f1b, one group a stage; score: what it was made of; captured: its model, at its microbatch.
+        plan: under 1f1b; score: what it was made of; captured: its model, at its microbatch.
         chunks: slices of each sequence.
 
     Raises:
-        InputError: MP146, a stage has several groups; MP166 or MP167, the sequence cannot be cut.
-        InfeasibleError: MP201, it does not fit.
+        InputError: MP166 or MP167, the sequence cannot be cut. InfeasibleError: MP201, it does not fit.
     """
-    several = next((s for s, stage in enumerate(plan.stages) if len(stage.groups) > 1), None)
-    if several is not None:
-        count = len(plan.stages[several].groups)
-        message = f"schedule sequence-chunks runs one group a stage, stage {several} has {count}"
-        raise InputError("MP146", message, "pin one group a stage")
-    made = sequence_chunks(len(plan.stages), plan.microbatches, chunks)
+    shares = [[group.microbatches for group in stage.groups] for stage in plan.stages]
+    made = sequence_chunks(len(plan.stages), plan.microbatches, chunks, shares)
     cut = replaced(plan, schedule=_schedule(made, chunks))
     if chunks == 1:
         return cut
@@ -95,12 +91,14 @@ def in_chunks(plan: Plan, score: Score, captured: Capture, chunks: int) -> Plan:
     flying = in_flight(made)
     stages = []
     for s, stage in enumerate(plan.stages):
-        (group,) = stage.groups
-        own = score.groups[Actor(s, 0)]
-        pricing = score.layout.stages[s].groups[0].decision.space.pricing
-        time = _time(group.time, own, pricing, trainer, s)
-        memory = _memory(group.memory, own, trainer, s, flying[Actor(s, 0)], plan.microbatches)
-        stages.append(replaced(stage, groups=(replaced(group, time=time, memory=memory),)))
+        groups = []
+        for g, group in enumerate(stage.groups):
+            actor = Actor(s, g)
+            pricing = score.layout.stages[s].groups[g].decision.space.pricing
+            time = _time(group.time, score.groups[actor], pricing, trainer, actor)
+            memory = _memory(group, score.groups[actor], trainer, actor, flying[actor])
+            groups.append(replaced(group, time=time, memory=memory))
+        stages.append(replaced(stage, groups=tuple(groups)))
     transfers = tuple(_transfer(t, trainer) for t in plan.transfers)
     cut = replaced(cut, stages=tuple(stages), transfers=transfers)
     _require_fitting(cut)
@@ -124,11 +122,11 @@ def _schedule(made: Schedule, chunks: int) -> SchedulePlan:
     )
 
 
-def _time(time: TimePlan, own: GroupScore, pricing: Pricing, trainer: ChunkedTrainer, stage: int) -> TimePlan:
+def _time(time: TimePlan, own: GroupScore, pricing: Pricing, trainer: ChunkedTrainer, actor: Actor) -> TimePlan:
     """Times of a unit, on average over chunks, and what each takes of it."""
     cost = own.cost
-    whole = _whole_seconds(pricing, trainer, stage)
-    each = [_chunk_seconds(pricing, trainer, stage, j) for j in range(trainer.chunks)]
+    whole = _whole_seconds(pricing, trainer, actor)
+    each = [_chunk_seconds(pricing, trainer, actor, j) for j in range(trainer.chunks)]
     scale = cost.forward_s / whole.forward_s if whole.forward_s else 1.0
     back_scale = min(cost.backward_s / whole.backward_s, scale) if whole.backward_s else 1.0
     added_s = max(0.0, cost.backward_s - whole.backward_s * back_scale)  # to the gradients, by each chunk
@@ -146,7 +144,7 @@ def _time(time: TimePlan, own: GroupScore, pricing: Pricing, trainer: ChunkedTra
         forward_communication_s=_mean(ahead_casts),
         backward_communication_s=_mean(back_casts),
         weight_s=min(backward_s, time.weight_s / trainer.chunks),
-        collectives={name: count for name, count in sorted(trainer.written_collectives((stage, 0)).items()) if count},
+        collectives={name: count for name, count in sorted(trainer.written_collectives(actor).items()) if count},
         chunk_forward=tuple(x / forward_s if forward_s else 1.0 for x in ahead),
         chunk_backward=tuple(x / backward_s if backward_s else 1.0 for x in back),
     )
@@ -156,8 +154,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _whole_seconds(pricing: Pricing, trainer: ChunkedTrainer, stage: int) -> _Seconds:
-    programs = trainer.of_chunk[(stage, 0), 0]
+def _whole_seconds(pricing: Pricing, trainer: ChunkedTrainer, actor: Actor) -> _Seconds:
+    programs = trainer.of_chunk[actor, 0]
     blocks = {b.name: b for b in trainer.feed.capture.blocks}
     total = _Seconds()
     known: dict[str, _Seconds] = {}
@@ -169,8 +167,8 @@ def _whole_seconds(pricing: Pricing, trainer: ChunkedTrainer, stage: int) -> _Se
     return total
 
 
-def _chunk_seconds(pricing: Pricing, trainer: ChunkedTrainer, stage: int, chunk: int) -> _Seconds:
-    programs = trainer.of_chunk[(stage, 0), chunk]
+def _chunk_seconds(pricing: Pricing, trainer: ChunkedTrainer, actor: Actor, chunk: int) -> _Seconds:
+    programs = trainer.of_chunk[actor, chunk]
     total = _Seconds()
     known: dict[str, _Seconds] = {}
     for block in programs.micro.stage.blocks:
@@ -217,10 +215,9 @@ def _cast_seconds(
     return ahead_s, back_s
 
 
-def _memory(
-    memory: MemoryPlan, own: GroupScore, trainer: ChunkedTrainer, stage: int, flying: int, microbatches: int
-) -> MemoryPlan:
-    saved = trainer.held_bytes((stage, 0))
+def _memory(group: GroupPlan, own: GroupScore, trainer: ChunkedTrainer, actor: Actor, flying: int) -> MemoryPlan:
+    memory, microbatches = group.memory, len(group.microbatches)
+    saved = trainer.held_bytes(actor)
     # The gradients of a chunk lie beside the sum, of which a step of one whole microbatch has none.
     arising = memory.arising_bytes + (memory.gradients_bytes if microbatches == 1 else 0)
     passing = flying * saved + memory.transient_bytes + memory.buffers_bytes
@@ -265,14 +262,15 @@ def _transfer(transfer: Transfer, trainer: ChunkedTrainer) -> Transfer:
 
 def _require_fitting(plan: Plan) -> None:
     for s, stage in enumerate(plan.stages):
-        memory = stage.groups[0].memory
-        if memory.total_bytes > memory.limit_bytes:
-            raise InfeasibleError(
-                "MP201",
-                f"stage {s} needs {format_bytes(memory.total_bytes)} a device with {memory.in_flight} chunks in "
-                f"flight, {stage.groups[0].kind} has {format_bytes(memory.limit_bytes)}",
-                "use more stages, another number of chunks, or a smaller microbatch",
-            )
+        for group in stage.groups:
+            memory = group.memory
+            if memory.total_bytes > memory.limit_bytes:
+                raise InfeasibleError(
+                    "MP201",
+                    f"stage {s} needs {format_bytes(memory.total_bytes)} a device with {memory.in_flight} chunks in "
+                    f"flight, {group.kind} has {format_bytes(memory.limit_bytes)}",
+                    "use more stages, another number of chunks, or a smaller microbatch",
+                )
 
 
 def _prediction(plan: Plan, whole: Plan) -> Prediction:
@@ -280,15 +278,17 @@ def _prediction(plan: Plan, whole: Plan) -> Prediction:
     problem = problem_of(plan)
     found = simulate(problem.schedule, problem.times, problem.sends, waits=problem.waits, keep_timeline=False)
     step_s = found.makespan_s
-    use = max(found.actors, key=lambda use: (use.step_end_s, -use.actor.stage))
-    time = plan.stages[use.actor.stage].groups[0].time
-    units, casts_s = plan.schedule.microbatches, time.forward_communication_s + time.backward_communication_s
+    use = max(found.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
+    group = plan.stages[use.actor.stage].groups[use.actor.group]
+    time, units = group.time, len(group.microbatches) * plan.schedule.chunks
+    casts_s = time.forward_communication_s + time.backward_communication_s
     exposed = {"casts": units * casts_s, "gradient_reduction": time.gradient_reduction_s}
     if len(plan.stages) > 1:
         free = simulate(problem.schedule, problem.times, waits=problem.waits, keep_timeline=False)
         sends_s = max(0.0, use.last_end_s - free.use(*use.actor).last_end_s)
         exposed |= {"sends": sends_s} if sends_s else {}
-    exposed |= {"tied_weights": time.exchange_s} if time.exchange_s else {}
+    kind = "group_exchange" if len(plan.stages[use.actor.stage].groups) > 1 else "tied_weights"
+    exposed |= {kind: time.exchange_s} if time.exchange_s else {}
     exposed |= _join(plan, use)
     compute_s = units * (time.forward_s + time.backward_s - casts_s)
     rest_s = step_s - compute_s - sum(exposed.values()) - time.optimizer_s
@@ -305,7 +305,7 @@ def _prediction(plan: Plan, whole: Plan) -> Prediction:
         tokens_per_s=None if tokens is None else tokens * plan.global_batch / step_s,
         mfu=None if before.mfu is None else before.mfu * before.step_time_s / step_s,
         price_per_step=None if before.price_per_step is None else before.price_per_step * step_s / before.step_time_s,
-        peak_memory_bytes=max(stage.groups[0].memory.total_bytes for stage in plan.stages),
+        peak_memory_bytes=max(g.memory.total_bytes for stage in plan.stages for g in stage.groups),
     )
 
 

@@ -136,7 +136,7 @@ FAMILIES: dict[str, ScheduleFamily] = {
             name="sequence-chunks",
             generate=sequence_chunks,
             summary="1F1B over slices of long sequences",
-            optional=("chunks",),
+            optional=("chunks", "shares"),
             slices=True,
         ),
     )

@@ -12,23 +12,24 @@ from collections.abc import Sequence
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Action, ActorActions, Schedule, require_positive
+from costmodel.schedule.generate import Shares, checked_shares, dealt
 from costmodel.schedule.validate import dependency_order
 
 
-def sequence_chunks(stages: int, microbatches: int, chunks: int = 4) -> Schedule:
+def sequence_chunks(stages: int, microbatches: int, chunks: int = 4, shares: Shares | None = None) -> Schedule:
     """1F1B over slices of sequences.
 
     Args:
         stages: number of stages p.
         microbatches: number of sequences.
         chunks: slices c of each. The schedule has `microbatches · chunks` units. With 1 this is 1F1B.
+        shares: per stage and group the sequences that it runs, all chunks of each; by default each stage has one group.
 
     Raises:
-        InputError: MP143 for a count below 1.
+        InputError: MP143 for a count below 1, MP144 if the groups of a stage do not partition the sequences.
     """
-    require_positive("stages", stages)
-    require_positive("microbatches", microbatches)
     require_positive("chunks", chunks)
+    checked = checked_shares(stages, microbatches, shares)
     units = microbatches * chunks
     rows = []
     for stage in range(stages):
@@ -40,7 +41,13 @@ def sequence_chunks(stages: int, microbatches: int, chunks: int = 4) -> Schedule
             if warm_up + at < units:
                 actions.append(Action(stage, "F", warm_up + at))
         rows.append(ActorActions(stage=stage, group=0, actions=tuple(actions)))
-    return Schedule(name="sequence-chunks", microbatches=units, actions=tuple(rows))
+    schedule = Schedule(name="sequence-chunks", microbatches=units, actions=tuple(rows))
+    return dealt(schedule, [[units_of(own, chunks) for own in groups] for groups in checked])
+
+
+def units_of(sequences: Sequence[int], chunks: int) -> tuple[int, ...]:
+    """The units that some sequences are."""
+    return tuple(n * chunks + j for n in sequences for j in range(chunks))
 
 
 def causal_times_s(chunks: int, first_s: float, growth_s: float) -> tuple[float, ...]:

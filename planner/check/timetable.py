@@ -6,7 +6,7 @@ from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Actor, ActorActions, Schedule, parse_actions
 from costmodel.schedule.registry import FAMILIES
-from costmodel.schedule.sequence import keeps_causal_order
+from costmodel.schedule.sequence import keeps_causal_order, units_of
 from costmodel.schedule.validate import held_at_peak, validate_schedule
 from costmodel.simulate import UpdateWait
 from costmodel.units import format_count
@@ -141,7 +141,7 @@ def schedule_runs(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         places = [Actor(stage, row.group) for stage in sorted({action.stage for action in row.actions})]
         for place in places:
             record, label = _record(plan, place), group_label(plan, *place)
-            own = {n * chunks + j for n in record.microbatches for j in range(chunks)}
+            own = set(units_of(record.microbatches, chunks))
             run = {action.microbatch for action in row.actions if action.stage == place.stage}
             if own != run:
                 message = f"{label} has microbatches {sorted(own)}, its action list runs {sorted(run)}"
@@ -163,12 +163,12 @@ def _record(plan: Plan, place: Actor) -> GroupPlan:
 def _named(plan: Plan, schedule: Schedule) -> Iterator[Finding]:
     """MP619, where the name is one of a schedule that is generated from the stages and shares or chunks alone."""
     family = FAMILIES.get(schedule.name)
-    if family is None or is_virtual(plan) or not (family.slices or "shares" in family.optional):
+    if family is None or "shares" not in family.optional or is_virtual(plan):
         return
     shares = [tuple(group.microbatches for group in stage.groups) for stage in plan.stages]
-    given = {"chunks": plan.schedule.chunks} if family.slices else {"shares": shares}
+    chunks = {"chunks": plan.schedule.chunks} if family.slices else {}
     try:
-        made = family.generate(len(plan.stages), plan.microbatches, **given)
+        made = family.generate(len(plan.stages), plan.microbatches, shares=shares, **chunks)
     except InputError:
         return  # MP609 says so
     expected = {row.actor: row.actions for row in made.actions}

@@ -6,7 +6,7 @@ from typing import Any
 
 from costmodel.errors import InputError
 from costmodel.schedule.actions import Schedule
-from costmodel.schedule.sequence import keeps_causal_order
+from costmodel.schedule.sequence import keeps_causal_order, units_of
 from planner.frontend.capture import Capture
 from planner.frontend.chunks.walk import ChunkCapture, ChunkedModel, chunked_model
 from planner.frontend.task import TrainingTask
@@ -63,10 +63,7 @@ def chunked_trainer(
     firsts = [programs[(s, 0), 0].micro for s in range(len(plan.stages))]
     return ChunkedTrainer(
         programs={actor: programs[actor, 0] for actor in groups},
-        shares={
-            actor: tuple(n * chunks + j for n in group.microbatches for j in range(chunks))
-            for actor, group in groups.items()
-        },
+        shares={actor: units_of(group.microbatches, chunks) for actor, group in groups.items()},
         schedule=schedule,
         updater=Updater(task, parts_of([m.held for m in firsts]), tuple(m.stage.placement for m in firsts)),
         feed=feed,

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from costmodel.cluster import Cluster
 from planner.frontend.task import TrainingTask
 from planner.planfile.codec import decode, encode
 from planner.planfile.schema import Plan
+from planner.search.pinned import StagePin
 from planner.sequence_plan import in_chunks
 from planner.space.setting import Remat
 from tests.lowering.execution import assembled, executed_plan, pinned_score, pins, slow_cluster
@@ -34,11 +36,22 @@ def chunked_plan(
     microbatch: int = 4,
     remat: Remat | None = None,
     restrict=None,
+    stages: tuple[StagePin, ...] | None = None,
+    cluster: Cluster | None = None,
 ) -> Plan:
-    """A plan of one group a stage whose sequences run in chunks, through the file format and back."""
-    stages = pins(*((on("g0", n),) for n in devices))
+    """A plan whose sequences run in chunks, through the file format and back.
+
+    Args:
+        devices: of each stage's one group, where `stages` and `cluster` do not say more.
+    """
+    stages = pins(*((on("g0", n),) for n in devices)) if stages is None else stages
     captured, score = pinned_score(
-        task, stages, slow_cluster(sum(devices)), microbatch=microbatch, microbatches=microbatches, remat=remat,
+        task,
+        stages,
+        cluster or slow_cluster(sum(devices)),
+        microbatch=microbatch,
+        microbatches=microbatches,
+        remat=remat,
         restrict=restrict,
-    )  # fmt: skip
+    )
     return decode(encode(in_chunks(assembled(score, task, score.layout.graph), score, captured, chunks)))

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.schedule.actions import format_actions
 from costmodel.schedule.sequence import sequence_chunks
@@ -23,8 +24,8 @@ from planner.report.timeline import run_schedule
 from planner.simulation import simulate as simulate_plan
 from planner.space.setting import Remat
 from tests.frontend.test_causal_chunks import ATTENTIONS, FAMILIES, SIZES, written
-from tests.lowering.execution import assert_equals_one_device, gentle, slow_cluster
-from tests.lowering.layouts import stored, zero_3
+from tests.lowering.execution import assert_equals_one_device, gentle, pins, slow_cluster
+from tests.lowering.layouts import on, stored, zero_3
 from tests.lowering.schedules import chunked_plan
 from tests.lowering.test_schedules import local_bytes
 
@@ -48,14 +49,22 @@ def assert_peaks(trainer: ChunkedTrainer, plan: Plan) -> None:
     schedule = trainer.schedule
     times = {actor: StageTimes(forward_s=1.0, backward_s=1.0) for actor in trainer.programs}
     simulated = {use.actor: use.peak_in_flight for use in simulate(schedule, times).actors}  # type: ignore[arg-type]
-    expected = in_flight(sequence_chunks(len(plan.stages), plan.microbatches, plan.schedule.chunks))
+    shares = [[group.microbatches for group in stage.groups] for stage in plan.stages]
+    expected = in_flight(sequence_chunks(len(plan.stages), plan.microbatches, plan.schedule.chunks, shares))
     assert run.peak_in_flight == simulated == expected
     assert not run.residuals and not run.slices and not run.values and not run.cotangents
 
 
-def check(task: TrainingTask, chunks: int, devices: tuple[int, ...], remat: Remat | None = None, **more) -> Plan:
-    plan = chunked_plan(task, chunks, devices, remat=remat, **more)
-    assert check_plan(plan, slow_cluster(sum(devices))) == ()
+def check(
+    task: TrainingTask,
+    chunks: int,
+    devices: tuple[int, ...],
+    remat: Remat | None = None,
+    cluster: Cluster | None = None,
+    **more,
+) -> Plan:
+    plan = chunked_plan(task, chunks, devices, remat=remat, cluster=cluster, **more)
+    assert check_plan(plan, cluster or slow_cluster(sum(devices))) == ()
     assert plan.schedule.chunks == chunks and plan.schedule.microbatches == plan.microbatches * chunks
     trainer = assert_equals_one_device(task, plan)
     if chunks > 1:
@@ -101,6 +110,22 @@ def test_remat(remat: Remat) -> None:
 def test_one_stage_runs_chunks_one_after_the_other() -> None:
     plan = check(gentle(FAMILIES["gpt"](seq=8)), 4, (2,), microbatch=2)
     assert plan.stages[0].groups[0].memory.in_flight == 4
+
+
+@pytest.mark.slow
+def test_groups_of_a_stage_share_the_sequences() -> None:
+    """Two groups of unlike size, the larger with twice the sequences; each runs all chunks of its own."""
+    stages = pins((dataclasses.replace(on("g0", 2), share=2), on("g1", 1)), (on("g2", 2),))
+    plan = check(
+        gentle(FAMILIES["gpt"](seq=6)),
+        3,
+        (),
+        cluster=slow_cluster(2, 1, 2),
+        stages=stages,
+        microbatch=2,
+        microbatches=3,
+    )
+    assert [[len(group.microbatches) for group in stage.groups] for stage in plan.stages] == [[2, 1], [3]]
 
 
 @pytest.mark.slow
