@@ -101,7 +101,7 @@ def balance_finding(
     other_s: float,
     memory: Sequence[StageMemory],
 ) -> Finding:
-    """MP166: that equal parts make stages wait, and the partition that does not.
+    """MP198: that equal parts make stages wait, and the partition that does not.
 
     Args:
         sizes: layers of each part; stages_s: seconds of a microbatch on each stage.
@@ -116,7 +116,7 @@ def balance_finding(
         else f", and does not fit: {format_bytes(fullest.peak_bytes)} of {format_bytes(fullest.limit_bytes)} a device"
     )
     return Finding(
-        code="MP166",
+        code="MP198",
         severity="warning",
         message=f"pp={len(stages_s)}: equal parts ({_written(sizes)} layers) leave stages waiting: stage {slowest} "
         f"takes {format_seconds(stages_s[slowest])} a microbatch, {stages_s[slowest] / mean_s:.2f} times their mean",

@@ -192,7 +192,7 @@ class StrategyEstimator:
         return works[paces[0][0].name], times
 
     def balance_findings(self, strategy: Strategy, global_batch: int, step: StepTime) -> tuple[Finding, ...]:
-        """MP166, where an equal cut makes stages wait that another would not.
+        """MP198, where an equal cut makes stages wait that another would not.
 
         Args:
             step: of the strategy.

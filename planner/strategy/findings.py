@@ -183,13 +183,13 @@ def _nothing_selected(strategy: Strategy, attention: bool) -> str:
 
 
 def meeting_finding(why: str, strategy: Strategy, stack: Stack) -> Finding:
-    """MP167: that examples of several replicas meet in the model, which a framework's replicas do not know.
+    """MP199: that examples of several replicas meet in the model, which a framework's replicas do not know.
 
     Args:
         why: they do, and where.
     """
     return Finding(
-        code="MP167",
+        code="MP199",
         severity="note",
         message=f"dp={strategy.dp}: examples of all replicas meet: {why}; priced as stack {stack.name} would run it, "
         "each replica's by themselves and without collectives for that",

@@ -76,12 +76,13 @@ def pins_of(strategy: Strategy, cluster: Cluster) -> StrategyPins:
         (strategy.cp, "context"),
         (strategy.tp, "model"),
     ]
-    axes = tuple(one for one in named if one[0] > 1)
+    axes: list[tuple[int, Role]] = [one for one in named if one[0] > 1]
     if len(axes) > 2:
         several = ", ".join(f"{role} {size}" for size, role in axes)
         message = f"the strategy has {len(axes)} axes ({several}): a plan's stage has two at most"
         raise InputError("MP180", message, "leave degrees at 1; ep equal to dp is one axis with it")
-    mesh, roles = tuple(size for size, _ in axes), tuple(role for _, role in axes)
+    mesh = tuple(size for size, _ in axes)
+    roles: tuple[Role, ...] = tuple(role for _, role in axes)
     sp, zero = strategy.sp, strategy.zero
     schedule = "interleaved" if strategy.interleave > 1 and strategy.schedule == "1f1b" else strategy.schedule
 

@@ -39,14 +39,14 @@ def found(strategy: str, task: planner.TrainingTask = TASK, *kinds: str) -> plan
 def test_stages_of_unequal_devices_are_told_a_better_partition(more: str) -> None:
     strategy = f"dp=4,pp=2,microbatch=2{more}"
     even = found(strategy)
-    said = next(one for one in even.findings if one.code == "MP166")
+    said = next(one for one in even.findings if one.code == "MP198")
     slower = re.search(r"stage (\d) takes .* a microbatch, ([\d.]+) times their mean", said.message)
     assert said.severity == "warning" and slower is not None and slower[1] == "1" and 1.25 <= float(slower[2]) <= 2
     better = re.match(r"partition=([\d+]+) takes ([\d.]+ \w+) a step instead of ([\d.]+ \w+)", said.hint)
     assert better is not None
     other = found(f"{strategy},partition={better[1]}")
     assert other.step_time_s < 0.95 * even.step_time_s
-    assert not [one for one in other.findings if one.code == "MP166"]
+    assert not [one for one in other.findings if one.code == "MP198"]
 
 
 def test_equal_devices_and_small_ends_are_balanced() -> None:
@@ -56,7 +56,7 @@ def test_equal_devices_and_small_ends_are_balanced() -> None:
 
 def test_a_large_head_unbalances_equal_devices() -> None:
     said = found("dp=2,pp=4,microbatch=2", WIDE, "A100-SXM4-80GB", "A100-SXM4-80GB").findings
-    (one,) = [one for one in said if one.code == "MP166"]
+    (one,) = [one for one in said if one.code == "MP198"]
     assert one.message.startswith("pp=4: equal parts (2+2+2+2 layers) leave") and "stage 3 takes" in one.message
 
 
@@ -65,7 +65,7 @@ def test_a_partition_that_does_not_fit_is_said() -> None:
     task = gpt(hidden=4096, layers=28, heads=32, vocab=1024, seq=2048)
     strategy = "tp=4,pp=2,microbatch=1,remat=full"
     said = planner.estimate(task, cluster("V100-SXM2-16GB", "T4"), strategy, global_batch=8).findings
-    (one,) = [one for one in said if one.code == "MP166"]
+    (one,) = [one for one in said if one.code == "MP198"]
     assert re.search(r"instead of [\d.]+ \w+, and does not fit: [\d.]+ GiB of 15.78 GiB a device;", one.hint)
 
 

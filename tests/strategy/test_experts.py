@@ -184,7 +184,7 @@ def test_replicas_that_sort_tokens_together_exchange_them_in_estimate_and_plan(c
     (said,) = [
         one
         for one in planner.estimate(task, cluster, text, global_batch=64, stack="selene").findings
-        if one.code == "MP167"
+        if one.code == "MP199"
     ]
     assert "examples of all replicas meet" in said.message and "test_experts.py:" in said.message
-    assert not any(one.code == "MP167" for one in found.findings)
+    assert not any(one.code == "MP199" for one in found.findings)
