@@ -40,7 +40,8 @@ def _parts(plan: Plan, schedule: Schedule, last: ActorUse) -> dict[str, tuple[fl
     actions = next(row.actions for row in schedule.actions if row.actor == last.actor)
     stages = sorted({action.stage for action in actions}) or [last.actor.stage]
     groups = [plan.stages[stage].groups[last.actor.group] for stage in stages]
-    runs, times = len(groups[0].microbatches), [group.time for group in groups]
+    runs = len(groups[0].microbatches) * max(1, plan.schedule.chunks)  # times are those of a chunk, where there are any
+    times = [group.time for group in groups]
     casts_s = runs * sum(time.forward_communication_s + time.backward_communication_s for time in times)
     prediction = plan.prediction
     return {

@@ -205,7 +205,7 @@ def test_chunks_out_of_order_are_refused() -> None:
     plan = chunked_plan(task, 2, (1, 1), microbatch=2)
     cluster, wrong = slow_cluster(2), swapped(plan)
     assert check_plan(plan, cluster) == ()
-    assert [finding.code for finding in check_plan(wrong, cluster)] == ["MP612"]
+    assert "MP612" in {finding.code for finding in check_plan(wrong, cluster)}
     with pytest.raises(InputError, match="MP168"):
         compile_plan(wrong, task)
     for chunks, code in ((0, "MP615"), (3, "MP615"), (4, "MP615")):
