@@ -90,7 +90,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         memory_model: how memory was counted. ``program``: as in a plan, whose compiler sees the whole step and computes
             again what it need not keep. ``blocks``: all that each block keeps, of pipelines, and of what no plan
             decides. Where programs keep less, figures of both kinds are not to be compared.
-        findings: what the strategy asks for and does not get (MP176 to MP179, MP198, MP199).
+        findings: what the strategy asks for and does not get (MP169, MP176 to MP179, MP198, MP199).
     """
 
     strategy: Strategy

@@ -3,6 +3,9 @@
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from costmodel.cluster import Device
 from costmodel.stack import Stack
 from planner.check.finding import some
 from planner.planfile.schema import Finding
@@ -180,6 +183,31 @@ def _nothing_selected(strategy: Strategy, attention: bool) -> str:
     if not attention:
         return "the model has no attention that is recognised"
     return "flash attention stores no scores, and runs again anyway" if strategy.attention == "flash" else ""
+
+
+def spanning_findings(stages: Sequence[Sequence[Device]], strategy: Strategy) -> Iterator[Finding]:
+    """MP169: stages whose devices share out every layer (tensor and context parallelism) across groups of the cluster.
+
+    Args:
+        stages: devices of each, in the strategy's order.
+    """
+    inside = [axis for axis in reversed(strategy.rank_order.split("-")) if axis != "pp"]
+    shape = tuple(getattr(strategy, axis) for axis in inside)
+    for s, devices in enumerate(stages):
+        groups = np.array([device.group for device in devices]).reshape(shape)
+        for axis in ("tp", "cp"):
+            rings = np.moveaxis(groups, inside.index(axis), -1).reshape(-1, getattr(strategy, axis))
+            crossing = next((ring for ring in rings if len(set(ring)) > 1), None)
+            if crossing is not None:
+                names = " and ".join(sorted(set(crossing.tolist())))
+                message = f"{axis}={len(crossing)}: stage {s} shares out its layers among devices of {names}"
+                hint = "choose degrees by which each stage stays in one group, as `meshplan plan --strategy` does"
+                yield Finding(
+                    code="MP169",
+                    severity="warning",
+                    message=f"{message}: each of their collectives runs at the pace of the link between them",
+                    hint=hint,
+                )
 
 
 def meeting_finding(why: str, strategy: Strategy, stack: Stack) -> Finding:

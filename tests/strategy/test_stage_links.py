@@ -41,6 +41,19 @@ def test_a_stage_has_the_links_of_its_own_nodes() -> None:
     assert across.by_axis["tp"] == slow.by_axis["tp"] and across.by_axis["dp"] == fast.by_axis["pp"]
 
 
+def test_layers_that_are_shared_out_across_groups_are_said() -> None:
+    """Threes do not divide nodes of four; replicas and stages in different groups are no matter."""
+    estimator = planner.Estimator(model=planner.load_task("gpt(hidden=96,layers=4,heads=6,vocab=96,seq=24)"), cluster=mixed())
+    for text, said in (
+        ("tp=3,pp=2,microbatch=1", ["tp=3: stage 1 shares out its layers among devices of fast and slow"]),
+        ("tp=3,dp=2,microbatch=1", ["tp=3: stage 0 shares out its layers among devices of fast and slow"]),
+        ("cp=2,tp=2,pp=2,microbatch=1", []),
+        ("dp=8,microbatch=1", []),
+    ):
+        found = [one.message.split(":", 2) for one in estimator(text, 8).findings if one.code == "MP169"]
+        assert [f"{axis}:{what}" for axis, what, _ in found] == said
+
+
 def test_only_the_stage_behind_slow_links_takes_longer() -> None:
     task = planner.load_task("gpt(hidden=1024,layers=8,heads=8,vocab=1024,seq=512,dtype=bfloat16)")
     text = "tp=4,pp=2,microbatch=4"
