@@ -43,7 +43,8 @@ def test_a_stage_has_the_links_of_its_own_nodes() -> None:
 
 def test_layers_that_are_shared_out_across_groups_are_said() -> None:
     """Threes do not divide nodes of four; replicas and stages in different groups are no matter."""
-    estimator = planner.Estimator(model=planner.load_task("gpt(hidden=96,layers=4,heads=6,vocab=96,seq=24)"), cluster=mixed())
+    task = planner.load_task("gpt(hidden=96,layers=4,heads=6,vocab=96,seq=24)")
+    estimator = planner.Estimator(model=task, cluster=mixed())
     for text, said in (
         ("tp=3,pp=2,microbatch=1", ["tp=3: stage 1 shares out its layers among devices of fast and slow"]),
         ("tp=3,dp=2,microbatch=1", ["tp=3: stage 0 shares out its layers among devices of fast and slow"]),
