@@ -178,6 +178,7 @@ class Oracle:
                 "TPU_ACCELERATOR_TYPE": "v5litepod-8",
                 "TPU_WORKER_HOSTNAMES": "localhost",
                 "TPU_WORKER_ID": "0",
+                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing is attached that two compilers could fight over
             }
         own["PATH"] = os.pathsep.join([*compiler.path, *filter(None, [own.get("PATH")])])
         root = str(Path(profiles.__path__[0]).parent)  # also where meshplan is used from a checkout

@@ -1,5 +1,6 @@
 """Compiling for devices that are not attached: targets, limits, cache, what is said when there is no compiler."""
 
+import fcntl
 import os
 import sys
 from dataclasses import replace
@@ -84,6 +85,13 @@ def test_a_program_compiled_for_absent_devices(oracle: Oracle, kind: str, timed:
     assert (found.ops is not None) == timed
     for op in found.ops or ():
         assert 0 < op.time_s < 1 and op.runs == 1
+
+
+def test_compilers_for_tpus_do_not_wait_for_each_other(oracle: Oracle) -> None:
+    """libtpu keeps a lock as if there were a TPU: what another process holds does not stop a compilation."""
+    with Path("/tmp/libtpu_lockfile").open("a") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert compiled(oracle, request_for("TPU-v5e")).devices == 4
 
 
 def test_the_cpu_compiler_is_always_there(oracle: Oracle) -> None:
