@@ -7,7 +7,7 @@ from costmodel.cluster import Cluster
 from costmodel.compute import utilisation_peak
 from costmodel.graph import ModelGraph, Parameter, Tensor, matmul_flops
 from costmodel.kernels import op_dtype
-from costmodel.schedule.actions import Actor, format_actions
+from costmodel.schedule.actions import Actor, Schedule, format_actions
 from costmodel.sharding import PARTIAL, REPLICATED, VARYING, Spec, shifted
 from planner.breakdown import breakdown
 from planner.plan_slack import with_slack
@@ -121,7 +121,7 @@ def assemble_plan(
             UpdateJoin(stage=s, waits_for=tuple(sorted(wait.stages)), time_s=wait.time_s)
             for s, wait in score.waits.items()
         ),
-        schedule=_schedule(score),
+        schedule=schedule_record(score.layout.schedule, score.schedule),
         prediction=_prediction(score, tokens_per_example, provenance),
         certificate=certificate,
         baselines=baselines,
@@ -299,14 +299,16 @@ def _tied(layout: Layout) -> tuple[TiedParameter, ...]:
     )
 
 
-def _schedule(score: Score) -> SchedulePlan:
+def schedule_record(name: str, schedule: Schedule, chunks: int = 1) -> SchedulePlan:
+    """The action lists of a plan; `chunks` of each sequence, where they are units."""
     return SchedulePlan(
-        name=score.layout.schedule,
-        microbatches=score.layout.microbatches,
+        name=name,
+        microbatches=schedule.microbatches,
         actors=tuple(
             ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions), warm_up=a.warm_up)
-            for a in score.schedule.actions
+            for a in schedule.actions
         ),
+        chunks=chunks,
     )
 
 

@@ -12,7 +12,8 @@ P7  bubble = step - computation - P1 to P6 - optimizer                     waiti
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from costmodel.simulate import ActorUse, UpdateWait, simulate
+from costmodel.schedule.actions import Actor, Schedule
+from costmodel.simulate import ActorUse, StageTimes, UpdateWait, simulate
 from costmodel.simulation.ending import waits_of_actors
 from planner.search.score import Score, exchange_seconds, tied_seconds
 
@@ -29,7 +30,7 @@ class Breakdown:
 
 def breakdown(score: Score) -> Breakdown:
     """The parts of a score's step (P1 to P7); kinds of communication that the plan has not are left out."""
-    layout, use = score.layout, last_actor(score)
+    layout, use = score.layout, score.simulation.last
     places = score.places[use.actor]  # several virtual stages, or its own
     costs, own = [score.groups[place].cost for place in places], [place.stage for place in places]
     runs = len(layout.stages[own[0]].groups[places[0].group].microbatches)
@@ -39,7 +40,7 @@ def breakdown(score: Score) -> Breakdown:
     }
     joined, tied = waits_of_actors(score.schedule, score.waits), tied_seconds(layout)
     between = {
-        "sends": _sends_s(score, use, joined),
+        "sends": sends_s(score.schedule, score.times, joined, use) if len(layout.stages) > 1 else 0.0,
         "group_exchange": sum(exchange_seconds(layout, stage) for stage in own),
         "tied_weights": sum(tied[stage] for stage in own),
     }
@@ -52,14 +53,13 @@ def breakdown(score: Score) -> Breakdown:
     return Breakdown(compute_s=compute_s, exposed_s=exposed, bubble_s=max(0.0, rest_s), optimizer_s=optimizer_s)
 
 
-def last_actor(score: Score) -> ActorUse:
-    """The group that ends the step."""
-    return max(score.simulation.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
+def sends_s(
+    schedule: Schedule, times: Mapping[Actor, StageTimes], waits: Mapping[int, UpdateWait], use: ActorUse
+) -> float:
+    """How much earlier a group's last action would end if all sends were free (P3).
 
-
-def _sends_s(score: Score, use: ActorUse, joined: Mapping[int, UpdateWait]) -> float:
-    """How much earlier the group's last action would end if all sends were free (P3)."""
-    if len(score.layout.stages) == 1:
-        return 0.0
-    free = simulate(score.schedule, score.times, waits=joined, keep_timeline=False)
+    Args:
+        use: what the group did with the sends as they are.
+    """
+    free = simulate(schedule, times, waits=waits, keep_timeline=False)
     return max(0.0, use.last_end_s - free.use(*use.actor).last_end_s)

@@ -21,29 +21,31 @@ import msgspec
 from costmodel.errors import InfeasibleError
 from costmodel.estimator import Pricing
 from costmodel.graph import Op, Tensor, derived_from_parameters
-from costmodel.schedule.actions import Actor, Schedule, format_actions
+from costmodel.schedule.actions import Actor
 from costmodel.schedule.sequence import sequence_chunks
 from costmodel.schedule.validate import in_flight
 from costmodel.sharding import Spec, Strategy, operand_spec, result_spec
 from costmodel.simulate import ActorUse, simulate
 from costmodel.traffic import Traffic
 from costmodel.units import format_bytes
+from planner.assemble import schedule_record
+from planner.breakdown import sends_s
+from planner.check.device_memory import MEMORY_ITEMS
 from planner.frontend.blocks import BlockClass
 from planner.frontend.capture import Capture
 from planner.frontend.flat import Value
 from planner.lowering.chunk_pipeline import ChunkedTrainer
+from planner.lowering.chunk_programs import ChunkPrograms
 from planner.lowering.compile import abstract_trainer
 from planner.lowering.placement import ClassPlacement
 from planner.plan_problem import problem_of
 from planner.plan_slack import with_slack
 from planner.planfile.schema import (
-    ActorPlan,
     Certificate,
     GroupPlan,
     MemoryPlan,
     Plan,
     Prediction,
-    SchedulePlan,
     TimePlan,
     Transfer,
 )
@@ -83,7 +85,7 @@ def in_chunks(plan: Plan, score: Score, captured: Capture, chunks: int) -> Plan:
     """
     shares = [[group.microbatches for group in stage.groups] for stage in plan.stages]
     made = sequence_chunks(len(plan.stages), plan.microbatches, chunks, shares)
-    cut = replaced(plan, schedule=_schedule(made, chunks))
+    cut = replaced(plan, schedule=schedule_record(made.name, made, chunks))
     if chunks == 1:
         return cut
     trainer = abstract_trainer(cut, captured.task)
@@ -110,23 +112,13 @@ def in_chunks(plan: Plan, score: Score, captured: Capture, chunks: int) -> Plan:
     return with_slack(cut)
 
 
-def _schedule(made: Schedule, chunks: int) -> SchedulePlan:
-    return SchedulePlan(
-        name=made.name,
-        microbatches=made.microbatches,
-        actors=tuple(
-            ActorPlan(stage=a.stage, group=a.group, actions=format_actions(a.actions), warm_up=a.warm_up)
-            for a in made.actions
-        ),
-        chunks=chunks,
-    )
-
-
 def _time(time: TimePlan, own: GroupScore, pricing: Pricing, trainer: ChunkedTrainer, actor: Actor) -> TimePlan:
     """Times of a unit, on average over chunks, and what each takes of it."""
     cost = own.cost
-    whole = _whole_seconds(pricing, trainer, actor)
-    each = [_chunk_seconds(pricing, trainer, actor, j) for j in range(trainer.chunks)]
+    originals = {b.name: b.cls for b in trainer.feed.capture.blocks}
+    of_chunk = [trainer.of_chunk[actor, j] for j in range(trainer.chunks)]
+    each = [_seconds_of(pricing, own, [b.cls for b in own.micro.stage.blocks]) for own in of_chunk]
+    whole = _seconds_of(pricing, of_chunk[0], [originals[b.name] for b in of_chunk[0].micro.stage.blocks])
     scale = cost.forward_s / whole.forward_s if whole.forward_s else 1.0
     back_scale = min(cost.backward_s / whole.backward_s, scale) if whole.backward_s else 1.0
     added_s = max(0.0, cost.backward_s - whole.backward_s * back_scale)  # to the gradients, by each chunk
@@ -154,28 +146,11 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _whole_seconds(pricing: Pricing, trainer: ChunkedTrainer, actor: Actor) -> _Seconds:
-    programs = trainer.of_chunk[actor, 0]
-    blocks = {b.name: b for b in trainer.feed.capture.blocks}
-    total = _Seconds()
-    known: dict[str, _Seconds] = {}
-    for block in programs.micro.stage.blocks:
-        cls = blocks[block.name].cls
-        if cls.key not in known:
-            known[cls.key] = _seconds(pricing, cls, programs.placement.of_class(cls.key))
-        total += known[cls.key]
-    return total
-
-
-def _chunk_seconds(pricing: Pricing, trainer: ChunkedTrainer, actor: Actor, chunk: int) -> _Seconds:
-    programs = trainer.of_chunk[actor, chunk]
-    total = _Seconds()
-    known: dict[str, _Seconds] = {}
-    for block in programs.micro.stage.blocks:
-        if block.cls.key not in known:
-            known[block.cls.key] = _seconds(pricing, block.cls, programs.placement.of_class(block.cls.key))
-        total += known[block.cls.key]
-    return total
+def _seconds_of(pricing: Pricing, programs: ChunkPrograms, classes: Sequence[BlockClass]) -> _Seconds:
+    """Of blocks of these classes, whole ones or a chunk's, on the programs' group."""
+    by_key = {cls.key: cls for cls in classes}
+    known = {key: _seconds(pricing, cls, programs.placement.of_class(key)) for key, cls in by_key.items()}
+    return sum((known[cls.key] for cls in classes), _Seconds())
 
 
 def _seconds(pricing: Pricing, cls: BlockClass, placed: ClassPlacement) -> _Seconds:
@@ -222,22 +197,10 @@ def _memory(group: GroupPlan, own: GroupScore, trainer: ChunkedTrainer, actor: A
     arising = memory.arising_bytes + (memory.gradients_bytes if microbatches == 1 else 0)
     passing = flying * saved + memory.transient_bytes + memory.buffers_bytes
     update = max(0, math.ceil(own.update_peak_bytes) - memory.gradients_bytes - arising - passing)
-    items = {
-        "parameters_bytes": memory.parameters_bytes,
-        "gradients_bytes": memory.gradients_bytes,
-        "arising_bytes": arising,
-        "optimizer_bytes": memory.optimizer_bytes,
-        "inputs_bytes": memory.inputs_bytes,
-        "saved_bytes": flying * saved,
-        "transient_bytes": memory.transient_bytes,
-        "buffers_bytes": memory.buffers_bytes,
-        "update_bytes": update,
-        "reserve_bytes": memory.reserve_bytes,
-    }
+    cut = replaced(memory, arising_bytes=arising, saved_bytes=flying * saved, update_bytes=update)
     return replaced(
-        memory,
-        **items,
-        total_bytes=sum(items.values()),
+        cut,
+        total_bytes=sum(getattr(cut, f"{name}_bytes") for name in MEMORY_ITEMS),
         in_flight=flying,
         saved_per_microbatch_bytes=saved,
         until_weights_bytes=0,
@@ -278,15 +241,14 @@ def _prediction(plan: Plan, whole: Plan) -> Prediction:
     problem = problem_of(plan)
     found = simulate(problem.schedule, problem.times, problem.sends, waits=problem.waits, keep_timeline=False)
     step_s = found.makespan_s
-    use = max(found.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
+    use = found.last
     group = plan.stages[use.actor.stage].groups[use.actor.group]
     time, units = group.time, len(group.microbatches) * plan.schedule.chunks
     casts_s = time.forward_communication_s + time.backward_communication_s
     exposed = {"casts": units * casts_s, "gradient_reduction": time.gradient_reduction_s}
     if len(plan.stages) > 1:
-        free = simulate(problem.schedule, problem.times, waits=problem.waits, keep_timeline=False)
-        sends_s = max(0.0, use.last_end_s - free.use(*use.actor).last_end_s)
-        exposed |= {"sends": sends_s} if sends_s else {}
+        between_s = sends_s(problem.schedule, problem.times, problem.waits, use)
+        exposed |= {"sends": between_s} if between_s else {}
     kind = "group_exchange" if len(plan.stages[use.actor.stage].groups) > 1 else "tied_weights"
     exposed |= {kind: time.exchange_s} if time.exchange_s else {}
     exposed |= _join(plan, use)

@@ -57,6 +57,11 @@ class Simulation:
         wires_s = self.wires_s or strict_wires_s(self.program, self.costs, self.ends_s)
         return messages_of(self.program, self.costs, self.ends_s, wires_s)
 
+    @property
+    def last(self) -> ActorUse:
+        """The actor that ends the step; of several the one of the first stage and group."""
+        return max(self.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
+
     def use(self, stage: int, group: int = 0) -> ActorUse:
         """The record of one actor. Raises KeyError if the schedule has no such actor."""
         for use in self.actors:

@@ -28,8 +28,7 @@ def step_follows(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         message = f"step_time_s is {format_seconds(stated_s)}, the schedule with the stages' times and transfers takes "
         yield finding("MP641", "prediction.step_time_s", f"{message}{format_seconds(found_s)}", _HINT)
         return
-    last = max(step.actors, key=lambda use: (use.step_end_s, -use.actor.stage, -use.actor.group))
-    for name, (stated_s, own_s) in _parts(plan, problem.schedule, last).items():
+    for name, (stated_s, own_s) in _parts(plan, problem.schedule, step.last).items():
         if abs(stated_s - own_s) > TOLERANCE * found_s:
             message = f"{name} is {format_seconds(stated_s)}, on the stage that ends the step it is "
             yield finding("MP641", f"prediction.{name}", f"{message}{format_seconds(own_s)}", _HINT)

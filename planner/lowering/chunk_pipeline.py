@@ -22,7 +22,6 @@ from planner.lowering.group_programs import GroupPrograms
 from planner.lowering.pipeline import Actor, PipelineTrainer
 from planner.lowering.pipeline_step import Key, PipelineStep
 from planner.lowering.state import TrainState
-from planner.lowering.verify import GroupReport, Verification, compiled_counts
 from planner.lowering.written import Counts, written
 
 
@@ -66,39 +65,9 @@ class ChunkedTrainer(PipelineTrainer):
     def written_collectives(self, actor: Actor) -> Counts:
         """Collectives of the last chunk's programs and of the update, as traced."""
         found: Counts = Counter()
-        for phase, traced in self._traces(actor):
+        for phase, traced in self.traces(actor):
             found.update(written(traced, phase))
         return found
-
-    def _traces(self, actor: Actor) -> list[tuple[str, Any]]:
-        traces = self.heaviest(actor).traces()
-        return traces + [("once", traced) for traced in self.update_traces(actor[0])] if actor[1] == 0 else traces
-
-    def verify(self, *, compiled: bool = True) -> Verification:
-        """Compares bytes of the unit that holds most, and collectives of the last chunk, of every stage group with the
-        plan.
-
-        Args:
-            compiled: also compile these programs and count in the HLO.
-
-        Raises:
-            LoweringError: MP504 or MP505, they differ.
-        """
-        reports = []
-        for actor, programs in sorted(self.programs.items()):
-            plan, have = programs.placement.plan, Counter()
-            for phase, traced in self._traces(actor) if compiled else ():
-                have.update(compiled_counts(traced, phase, programs.placement))
-            reports.append(
-                GroupReport(
-                    stage=actor[0], group=actor[1], saved_planned_bytes=plan.memory.saved_per_microbatch_bytes,
-                    saved_found_bytes=self.held_bytes(actor), planned=plan.time.collectives,
-                    written=self.written_collectives(actor), compiled=have if compiled else None,
-                )
-            )  # fmt: skip
-        report = Verification(tuple(reports))
-        report.check()
-        return report
 
     def begin(self, state: TrainState, leaves: dict[str, Any]) -> "ChunkedStep":
         return ChunkedStep(self, state, leaves)

@@ -4,6 +4,7 @@ An equation of a chunk splits over the mesh as that of the block does, by the sa
 and what earlier chunks hand over, lie as their reader takes them. What a rule or a guard adds follows its operands.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -133,7 +134,7 @@ class _Placing:
 
     def _following(self, e: Equation, op: Op) -> Strategy:
         have = [self._spec(o) for o in e.inputs]
-        counts = [1 if not isinstance(o, Value) else _elements(o.shape) for o in e.inputs]
+        counts = [math.prod(o.shape) if isinstance(o, Value) else 1 for o in e.inputs]
         codes: list[int] = []
         for axis, size in enumerate(self.group.sizes):
             code = choose(op, [s[axis] for s in have], counts, size, self.group.sizes, codes)
@@ -144,10 +145,3 @@ class _Placing:
 
     def _spec(self, operand: object) -> Spec:
         return self.specs.get(operand.name, self.group.whole) if isinstance(operand, Value) else self.group.whole
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count

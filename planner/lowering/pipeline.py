@@ -170,6 +170,11 @@ class PipelineTrainer:
         """Bytes that a device holds of one unit of work from its F to its B, at most."""
         return self.programs[actor].residual_bytes
 
+    def traces(self, actor: Actor) -> list[tuple[str, Any]]:
+        """An actor's programs, traced, with the phase of each; on the first group of a stage its update too."""
+        traces = self.heaviest(actor).traces()
+        return traces + [("once", traced) for traced in self.update_traces(actor[0])] if actor[1] == 0 else traces
+
     def begin(self, state: TrainState, leaves: dict[str, Any]) -> PipelineStep:
         """A step before its first action.
 

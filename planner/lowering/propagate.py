@@ -5,6 +5,7 @@ ops
 and are reduced where anything else reads them. Nothing is differentiated, so REPLICATED and VARYING cost the same.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from costmodel.graph import Op
@@ -32,7 +33,7 @@ def propagate(
     for equation in program.equations:
         op = ops[equation.name]
         have = [specs.get(o.name, whole) if isinstance(o, Value) else whole for o in equation.inputs]
-        sizes = [_elements(o.shape) for o in equation.inputs]
+        sizes = [math.prod(o.shape) for o in equation.inputs]
         codes: list[int] = []
         for axis, size in enumerate(mesh):
             codes.append(choose(op, [s[axis] for s in have], sizes, size, mesh, codes))
@@ -66,10 +67,3 @@ def choose(
         if factor in choices and op.factors[factor].size % parts == 0:
             return factor
     return VARYING if VARYING in have else REPLICATED
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count

@@ -128,30 +128,32 @@ def verify_one_stage(trainer: "OneStageTrainer", *, compiled: bool) -> Verificat
         return {n: k / times if n.startswith(("forward", "backward")) else k for n, k in counts.items()}
 
     placement = trainer.placement
-    have = each(compiled_counts(traced, None, placement)) if compiled else None
+    have = each(_compiled_counts(traced, None, placement)) if compiled else None
     programs = GroupPrograms(trainer.micro, trainer.feed.seeds())
-    return Verification((_report(0, 0, programs, each(written(traced)), have),))
+    return Verification((_report(0, 0, programs, programs.residual_bytes, each(written(traced)), have),))
 
 
 def verify_pipeline(trainer: "PipelineTrainer", *, compiled: bool) -> Verification:
     """Verifies the programs of every stage group. Updates run on the first group of a stage."""
     reports = []
-    for (stage, group), programs in sorted(trainer.programs.items()):
-        traces = programs.traces()
-        if group == 0:
-            traces += [("once", traced) for traced in trainer.update_traces(stage)]
+    for actor, programs in sorted(trainer.programs.items()):
         found: Counts = Counter()
         have: Counts | None = Counter() if compiled else None
-        for phase, traced in traces:
+        for phase, traced in trainer.traces(actor):
             found.update(written(traced, phase))
             if have is not None:
-                have.update(compiled_counts(traced, phase, programs.placement))
-        reports.append(_report(stage, group, programs, found, have))
+                have.update(_compiled_counts(traced, phase, programs.placement))
+        reports.append(_report(*actor, programs, trainer.held_bytes(actor), found, have))
     return Verification(tuple(reports))
 
 
 def _report(
-    stage: int, group: int, programs: GroupPrograms, found: Mapping[str, float], have: Mapping[str, float] | None
+    stage: int,
+    group: int,
+    programs: GroupPrograms,
+    held_bytes: int,
+    found: Mapping[str, float],
+    have: Mapping[str, float] | None,
 ) -> GroupReport:
     plan = programs.placement.plan
     planned = {name: float(n) for name, n in plan.time.collectives.items()}
@@ -159,7 +161,7 @@ def _report(
         planned = {name: n for name, n in planned.items() if not name.startswith("once all_gather")}
     return GroupReport(
         stage=stage, group=group, saved_planned_bytes=plan.memory.saved_per_microbatch_bytes,
-        saved_found_bytes=programs.residual_bytes, planned=planned, written=dict(found),
+        saved_found_bytes=held_bytes, planned=planned, written=dict(found),
         compiled=None if have is None else dict(have),
         until_weights_bytes=programs.kept_bytes if isinstance(programs, SplitPrograms) else None,
         until_weights_planned_bytes=plan.memory.until_weights_bytes,
@@ -174,7 +176,7 @@ def compiled_collectives(traced: Any, placement: GroupPlacement) -> list[HloColl
     return collectives(text, placement.axis_names, placement.sizes)
 
 
-def compiled_counts(traced: Any, phase: str | None, placement: GroupPlacement) -> Counts:
+def _compiled_counts(traced: Any, phase: str | None, placement: GroupPlacement) -> Counts:
     found: Counts = Counter()
     for c in compiled_collectives(traced, placement):
         of = phase if phase is not None and UPDATE not in c.op_name else phase_of(c.op_name)

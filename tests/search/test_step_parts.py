@@ -15,7 +15,7 @@ from costmodel.collective_lines import CollectiveLines
 from costmodel.compute import op_time_s
 from costmodel.estimator import MeasuredOp
 from costmodel.simulate import simulate
-from planner.breakdown import breakdown, last_actor
+from planner.breakdown import breakdown
 from planner.figure_sources import figure_sources
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
@@ -62,7 +62,7 @@ def total_s(score: Score) -> float:
 
 
 def test_tied_weights_and_sends_are_no_bubble(tied: Score) -> None:
-    parts, use = breakdown(tied), last_actor(tied)
+    parts, use = breakdown(tied), tied.simulation.last
     table = 8192 * 64 * 4
     assert parts.exposed_s["tied_weights"] == pytest.approx(2 * (5e-6 + table / 50e9), rel=0.5)
     assert parts.exposed_s["sends"] > 0 and "group_exchange" not in parts.exposed_s
