@@ -4,7 +4,7 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from costmodel.cluster import Cluster, Device
+from costmodel.cluster import Cluster
 from costmodel.collectives import NO_LINK
 from costmodel.compute import peak_flops_per_s
 from costmodel.device_kind import DeviceKind
@@ -120,17 +120,12 @@ class StrategyEstimator:
         groups = {g.name: self.facts_of(g.device).kind for g in self.cluster.groups}
         if len(groups) == 1 and not self.cluster.groups[0].overrides.slow:
             return [[(kind, 1.0) for kind in groups.values()]] * strategy.pp
-        found = [sorted({(d.group, d.slowdown) for d in devices}) for devices in self._devices(strategy)]
-        return [[(groups[name], slowdown) for name, slowdown in used] for used in found]
-
-    def _devices(self, strategy: Strategy) -> list[list[Device]]:
-        """Those of each stage."""
         order = list(reversed(strategy.rank_order.split("-")))
         inner = math.prod(getattr(strategy, axis) for axis in order[order.index("pp") + 1 :])
-        found: list[list[Device]] = [[] for _ in range(strategy.pp)]
+        found: list[set[tuple[str, float]]] = [set() for _ in range(strategy.pp)]
         for i, device in enumerate(self.cluster.devices[: strategy.devices]):
-            found[(i // inner) % strategy.pp].append(device)
-        return found
+            found[(i // inner) % strategy.pp].add((device.group, device.slowdown))
+        return [[(groups[name], slowdown) for name, slowdown in sorted(used)] for used in found]
 
     def _check_dtype(self, strategy: Strategy, kinds: Sequence[DeviceKind]) -> None:
         """Raises InputError MP180 for products in a dtype that a stage's devices have no rate for."""
@@ -264,7 +259,7 @@ class StrategyEstimator:
             self._findings[key] = tuple(degree_findings(held, strategy))
         of_layers = self._layer_findings(strategy)
         idle = idle_findings(strategy, self.stack, attention=self.model.has_attention, constants=constants)
-        spanning = spanning_findings(self._devices(strategy), strategy) if len(self.cluster.groups) > 1 else ()
+        spanning = spanning_findings(self.links(strategy))
         return (*self._findings[key], *idle, *of_layers, *spanning, *self._meeting_findings(strategy))
 
     def _meeting_findings(self, strategy: Strategy) -> tuple[Finding, ...]:

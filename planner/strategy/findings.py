@@ -3,14 +3,12 @@
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from costmodel.cluster import Device
 from costmodel.stack import Stack
 from planner.check.finding import some
 from planner.planfile.schema import Finding
 from planner.search.baselines import split_dim
 from planner.space.decision import Decision
+from planner.strategy.links import AxisLinks
 from planner.strategy.restricted import Role
 from planner.strategy.strategy import Strategy
 from planner.strategy.work import Work
@@ -185,29 +183,20 @@ def _nothing_selected(strategy: Strategy, attention: bool) -> str:
     return "flash attention stores no scores, and runs again anyway" if strategy.attention == "flash" else ""
 
 
-def spanning_findings(stages: Sequence[Sequence[Device]], strategy: Strategy) -> Iterator[Finding]:
-    """MP169: stages whose devices share out every layer (tensor and context parallelism) across groups of the cluster.
-
-    Args:
-        stages: devices of each, in the strategy's order.
-    """
-    inside = [axis for axis in reversed(strategy.rank_order.split("-")) if axis != "pp"]
-    shape = tuple(getattr(strategy, axis) for axis in inside)
-    for s, devices in enumerate(stages):
-        groups = np.array([device.group for device in devices]).reshape(shape)
+def spanning_findings(stages: Sequence[AxisLinks]) -> Iterator[Finding]:
+    """MP169: stages whose devices share out every layer (tensor and context parallelism) across groups of the
+    cluster."""
+    for s, links in enumerate(stages):
         for axis in ("tp", "cp"):
-            rings = np.moveaxis(groups, inside.index(axis), -1).reshape(-1, getattr(strategy, axis))
-            crossing = next((ring for ring in rings if len(set(ring)) > 1), None)
-            if crossing is not None:
-                names = " and ".join(sorted(set(crossing.tolist())))
-                message = f"{axis}={len(crossing)}: stage {s} shares out its layers among devices of {names}"
-                hint = "choose degrees by which each stage stays in one group, as `meshplan plan --strategy` does"
-                yield Finding(
-                    code="MP169",
-                    severity="warning",
-                    message=f"{message}: each of their collectives runs at the pace of the link between them",
-                    hint=hint,
-                )
+            if (groups := links.across.get(axis)) is None:
+                continue
+            yield Finding(
+                code="MP169",
+                severity="warning",
+                message=f"{axis}={links.by_axis[axis].size}: stage {s} shares out its layers among devices of "
+                f"{' and '.join(groups)}: each of their collectives runs at the pace of the link between them",
+                hint="choose degrees by which each stage stays in one group, as `meshplan plan --strategy` does",
+            )
 
 
 def meeting_finding(why: str, strategy: Strategy, stack: Stack) -> Finding:

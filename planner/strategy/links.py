@@ -1,10 +1,13 @@
 """What each axis of a strategy sees of the cluster: its devices are laid out in the strategy's rank order."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.cluster import Cluster, DeviceGroup, Link
 from costmodel.collectives import AxisLink, CollectiveKind, axis_links, collective_time_s, rings_link
@@ -12,6 +15,7 @@ from costmodel.errors import InputError
 from costmodel.stack import Stack
 from planner.strategy.strategy import Strategy
 
+Positions = NDArray[np.int64]
 _SMALL, _LARGE = 1e6, 1e9  # bytes through which a collective's line is drawn
 
 
@@ -23,11 +27,13 @@ class AxisLinks:
         by_axis: links by axis name (``dp``, ``tp``, ``pp``, ``cp``; with experts shared out ``ep`` and ``edp`` too).
         nodes: in which the devices of all stages stand.
         like: the first stage whose links are the same.
+        across: axes along which some of the stage's devices are of several groups of the cluster -> these groups.
     """
 
     by_axis: dict[str, AxisLink]
     nodes: int
     like: int = 0
+    across: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def line(self, kind: str, axis: str) -> tuple[float, float]:
         """Fixed seconds and seconds per byte of a collective on an axis."""
@@ -101,7 +107,10 @@ def strategy_links(cluster: Cluster, strategy: Strategy, stack: Stack) -> tuple[
         sends = _links(cluster, strategy.devices, _sizes(strategy), sending)
         found = [own | {"pp": more["pp"]} for own, more in zip(found, sends, strict=True)]
     nodes = _nodes(cluster, strategy.devices)
-    return tuple(AxisLinks(own, nodes, found.index(own)) for own in found)
+    if len(cluster.groups) == 1:
+        return (AxisLinks(found[0], nodes),) * strategy.pp
+    across = _across(cluster, strategy.devices, _sizes(strategy))
+    return tuple(AxisLinks(own, nodes, found.index(own), crossed) for own, crossed in zip(found, across, strict=True))
 
 
 def _sizes(strategy: Strategy, *, experts: bool = False) -> tuple[tuple[str, int], ...]:
@@ -155,20 +164,44 @@ def _mixed_links(
         return _link_with(cluster.group_link(groups[one].name, groups[other].name), stack)
 
     machine = at * (1 + node.max()) + node
-    positions = np.arange(devices).reshape(mesh)
-    stage = np.indices(mesh)[names.index("pp")].reshape(-1)
     found: list[dict[str, AxisLink]] = [{} for _ in range(mesh[names.index("pp")])]
-    for axis, name in enumerate(names):
-        rings = np.moveaxis(positions, axis, -1).reshape(-1, mesh[axis])
+    for name, rings in _rings(names, mesh).items():
         known: dict[bytes, AxisLink] = {}
-        for s, links in enumerate(found):
-            own = rings if name == "pp" else rings[stage[rings[:, 0]] == s]
+        for links, own in zip(found, _of_stages(name, rings, names, mesh), strict=True):
             beside = rings[np.isin(machine[rings], machine[own]).any(axis=1)]
             key = beside.tobytes()
             if key not in known:
                 known[key] = rings_link(groups, at[beside], node[beside], index[beside], between)
             links[name] = known[key]
     return found
+
+
+def _across(cluster: Cluster, devices: int, sizes: tuple[tuple[str, int], ...]) -> list[dict[str, tuple[str, ...]]]:
+    """Of each stage, the axes along which devices are of several groups, and the groups of the first such ring."""
+    names, mesh = zip(*sizes, strict=True)
+    group = np.array([device.group for device in cluster.devices[:devices]])
+    found: list[dict[str, tuple[str, ...]]] = [{} for _ in range(mesh[names.index("pp")])]
+    for name, rings in _rings(names, mesh).items():
+        for crossed, own in zip(found, _of_stages(name, rings, names, mesh), strict=True):
+            several = (group[own] != group[own[:, :1]]).any(axis=1)
+            if several.any():
+                crossed[name] = tuple(sorted(set(group[own[several.argmax()]].tolist())))
+    return found
+
+
+def _rings(names: tuple[str, ...], mesh: tuple[int, ...]) -> dict[str, Positions]:
+    """[ring, position] of each axis: places of devices in the strategy's order."""
+    positions = np.arange(math.prod(mesh)).reshape(mesh)
+    return {name: np.moveaxis(positions, a, -1).reshape(-1, mesh[a]) for a, name in enumerate(names)}
+
+
+def _of_stages(name: str, rings: Positions, names: tuple[str, ...], mesh: tuple[int, ...]) -> list[Positions]:
+    """The rings of an axis that each stage has a part in."""
+    stages = range(mesh[names.index("pp")])
+    if name == "pp":
+        return [rings for _ in stages]
+    stage = np.indices(mesh)[names.index("pp")].reshape(-1)[rings[:, 0]]
+    return [rings[stage == s] for s in stages]
 
 
 @lru_cache(maxsize=64)
