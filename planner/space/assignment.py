@@ -6,6 +6,7 @@ from functools import cached_property
 from costmodel.sharding import Spec, Strategy
 from planner.space.block_cost import Collective
 from planner.space.group_costs import specs_in_group
+from planner.space.groups import GroupStrategy
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import GroupNode, ParameterNode, Place, PortNode
 from planner.space.parameters import Storage, gradient_collectives, hoisted
@@ -30,6 +31,12 @@ class Assignment:
     def option(self, *key: str) -> object:
         index = self.space.index[key]
         return self.space.nodes[index].options[self.choice[index]]
+
+    def group_option(self, key: str, at: int) -> GroupStrategy:
+        """How a group of a class's ops is split."""
+        found = self.option("group", key, str(at))
+        assert isinstance(found, GroupStrategy)
+        return found
 
     @cached_property
     def op_strategies(self) -> dict[str, dict[str, Strategy]]:
@@ -91,7 +98,7 @@ class Assignment:
     def group_specs(self) -> dict[str, list[dict[str, Spec]]]:
         """Block class -> for each of its groups, spec of every tensor that it reads or makes."""
         return {
-            key: [specs_in_group(g, self.option("group", key, str(i))) for i, g in enumerate(groups)]  # type: ignore[arg-type]
+            key: [specs_in_group(g, self.group_option(key, i)) for i, g in enumerate(groups)]
             for key, groups in self.space.groups.items()
         }
 

@@ -85,7 +85,7 @@ class AssignmentMemory(Assignment):
         for i in range(len(self.space.groups[key])):
             node = self.space.nodes[self.space.index["group", key, str(i)]]
             assert isinstance(node, GroupNode)
-            live = max(live, group_live(self.space, node, self.option("group", key, str(i)), whole))  # type: ignore[arg-type]
+            live = max(live, group_live(self.space, node, self.group_option(key, i), whole))
         return live + (sum(self._kept_inside(key).values()) if self.setting.remat == "full" else 0.0)
 
     def _whole_leaves(self, key: str) -> dict[str, Spec]:

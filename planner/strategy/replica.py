@@ -41,6 +41,8 @@ class AlikeDecision(Decision):
     like: Decision
     as_large: Decision | None = None
 
+    # What is equal is worked out in `like` once: properties stand here for what is cached there.
+
     @property
     def op_strategies(self) -> dict[str, dict[str, Strategy]]:  # type: ignore[override]
         return self.like.op_strategies

@@ -83,22 +83,9 @@ def certificate() -> Certificate:
     )
 
 
-def executed_plan(
-    task: TrainingTask,
-    stages: tuple[StagePin, ...],
-    cluster: Cluster,
-    *,
-    microbatch: int,
-    microbatches: int,
-    schedule: str = "1f1b",
-    restrict=None,
-    remat: Remat | None = None,
-) -> Plan:
-    """The pinned plan, through the file format and back."""
-    _, score = pinned_score(
-        task, stages, cluster, microbatch=microbatch, microbatches=microbatches, schedule=schedule, restrict=restrict,
-        remat=remat,
-    )  # fmt: skip
+def executed_plan(task: TrainingTask, stages: tuple[StagePin, ...], cluster: Cluster, **asked) -> Plan:
+    """The pinned plan, through the file format and back; arguments as of `pinned_score`."""
+    _, score = pinned_score(task, stages, cluster, **asked)
     return decode(encode(assembled(score, task, score.layout.graph)))
 
 

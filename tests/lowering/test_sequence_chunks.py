@@ -10,7 +10,7 @@ import pytest
 
 from costmodel.cluster import Cluster
 from costmodel.errors import InfeasibleError, InputError
-from costmodel.schedule.actions import format_actions
+from costmodel.schedule.actions import Actor, format_actions
 from costmodel.schedule.sequence import sequence_chunks
 from costmodel.schedule.validate import in_flight
 from costmodel.simulate import StageTimes, simulate
@@ -47,8 +47,8 @@ def assert_peaks(trainer: ChunkedTrainer, plan: Plan) -> None:
             assert local_bytes(run.residuals[actor, action.microbatch]) == programs.residual_bytes
             assert all((name, action.microbatch // trainer.chunks) in run.slices for name in programs.own)
     schedule = trainer.schedule
-    times = {actor: StageTimes(forward_s=1.0, backward_s=1.0) for actor in trainer.programs}
-    simulated = {use.actor: use.peak_in_flight for use in simulate(schedule, times).actors}  # type: ignore[arg-type]
+    times = {Actor(*actor): StageTimes(forward_s=1.0, backward_s=1.0) for actor in trainer.programs}
+    simulated = {use.actor: use.peak_in_flight for use in simulate(schedule, times).actors}
     shares = [[group.microbatches for group in stage.groups] for stage in plan.stages]
     expected = in_flight(sequence_chunks(len(plan.stages), plan.microbatches, plan.schedule.chunks, shares))
     assert run.peak_in_flight == simulated == expected

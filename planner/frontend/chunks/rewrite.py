@@ -185,6 +185,8 @@ class _Rewriter:
             (value,) = equation.outputs
             raw = [self._value(f"{value.name}.unguarded", value, results[0].shape)]
         rule, op = rule_for(equation.primitive.name), self.found.cls.ops[equation.name]
+        # Up to its own a chunk has at + 1 of the sequence's parts: rules, which divide sizes by an axis', find what it
+        # has where the axis is that fraction.
         place = Placement(
             op=op,
             strategy=tuple(f if f >= 0 else REPLICATED for f in (step.chunk, step.prefix)),
@@ -292,7 +294,7 @@ class _Rewriter:
             raise Blocked(equation, f"what is inside it needs other chunks ({error})") from error
         prefix = f"{equation.name}{suffix}~"
         inner = flatten(closed, [f"{prefix}in.{i}" for i in range(len(values))], prefix)
-        new: dict[Value, Operand] = dict(zip(inner.inputs, values, strict=True))
+        new: dict[Value, Value] = dict(zip(inner.inputs, values, strict=True))
         for value, array in inner.constants.items():
             new[value] = value
             self.constants[value] = array
@@ -327,9 +329,8 @@ class _Rewriter:
                 )
             )
         for o, r in zip(inner.outputs, results, strict=True):
-            made = new[o] if isinstance(o, Value) else None
-            assert made is not None, f"{equation.name} ({equation.source}) makes a constant of a chunk"
-            self.main[r.name] = made  # type: ignore[assignment]
+            assert isinstance(o, Value), f"{equation.name} ({equation.source}) makes a constant of a chunk"
+            self.main[r.name] = new[o]
 
 
 __all__ = ["CHUNK", "PREFIX", "ChunkClass", "chunk_class", "slice_name"]
