@@ -11,7 +11,7 @@ from jax import export
 from profiles.device_loop import DeviceLoop
 from profiles.opbench import time_exported
 from profiles.schema import BlockTime, Sample
-from profiles.timing import MeasurementError, rounded
+from profiles.timing import MeasurementError, combine, rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +21,15 @@ class BlockProgram:
     Attributes:
         block_class: `costmodel.graph.BlockClass.key`; name: of the first of its blocks, for people.
         microbatch: examples; count: blocks of the class in the model.
+        layers: blocks that the passes run over, in a loop as the model has them in.
         forward: exported: inputs to results and what the backward pass keeps.
         backward: exported: the inputs at the places `taken`, what else is kept, and cotangents of the results, to all
             cotangents; None where it makes none.
         backward_activations: the same to cotangents of activations alone; None where there are none.
         update: exported: the optimizer's, of the block's own parameters; None with the `update_problem`, if it has any.
         below: what integer arguments stay below, as they index.
-        saved_bytes: what is kept and is no parameter.
-        flops, memory_bytes: of the forward pass; dtype: of its products.
+        saved_bytes: what a block keeps and is no parameter.
+        flops, memory_bytes: of a block's forward pass; dtype: of its products.
         problem: why there is no program, where there is none.
     """
 
@@ -36,6 +37,7 @@ class BlockProgram:
     name: str = ""
     microbatch: int
     count: int = 1
+    layers: int = 1
     forward: bytes = b""
     backward: bytes | None = None
     backward_activations: bytes | None = None
@@ -61,16 +63,18 @@ def time_block(program: BlockProgram, loop: DeviceLoop, runs_s: float) -> BlockT
     if program.problem:
         raise MeasurementError(program.problem)
 
-    def timed(artefact: bytes | None, share: float) -> Sample | None:
+    def timed(artefact: bytes | None, share: float, runs: int) -> Sample | None:
         if artefact is None:
             return None
         arguments = len(export.deserialize(bytearray(artefact)).in_avals)
-        return time_exported(artefact, (program.below,) * arguments, loop, runs_s * share, cold=True)
+        sample = time_exported(artefact, (program.below,) * arguments, loop, runs_s * share, cold=True)
+        return combine(sample, repeats=runs, call_s=0.0, each_s=0.0)
 
-    forward = timed(program.forward, 0.25)
+    forward = timed(program.forward, 0.25, program.layers)
     assert forward is not None
-    whole, activations = timed(program.backward, 0.4), timed(program.backward_activations, 0.25)
-    update = timed(program.update, 0.1)
+    whole = timed(program.backward, 0.4, program.layers)
+    activations = timed(program.backward_activations, 0.25, program.layers)
+    update = timed(program.update, 0.1, 1)
     samples = [one for one in (forward, whole, activations, update) if one is not None]
     whole_s = whole.time_s if whole is not None else 0.0
     backward_s = min(activations.time_s, whole_s) if activations is not None else 0.0
@@ -78,6 +82,7 @@ def time_block(program: BlockProgram, loop: DeviceLoop, runs_s: float) -> BlockT
         block_class=program.block_class,
         mesh=(1,),
         microbatch=program.microbatch,
+        layers=program.layers,
         forward_s=forward.time_s,
         backward_s=backward_s,
         weight_s=rounded(whole_s - backward_s),

@@ -192,11 +192,12 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             A layer of an imported table is ``MODEL/LAYER``.
         mesh: axis sizes; one axis of 1 for one device.
         microbatch: examples.
+        layers: blocks that were timed in one loop, as a model runs them; all else but `peak_bytes` is of one of them.
         backward_s: of the activation gradients; of all gradients where `weight_s` is None.
         weight_s: of the weight gradients alone; None where that was not told apart.
         update_s: of the optimizer, once a step; None where that was not measured.
-        saved_bytes: kept from F to B for one microbatch; peak_bytes: the most in use while the block runs. None where
-            nobody has said.
+        saved_bytes: kept from F to B for one microbatch; peak_bytes: the most in use while they run. None where nobody
+            has said.
         spread_s, drift: of F, B, W and update together, as in `OpTime`.
     """
 
@@ -205,6 +206,7 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     microbatch: int
     forward_s: float
     backward_s: float
+    layers: int = 1
     weight_s: float | None = None
     update_s: float | None = None
     saved_bytes: int | None = None

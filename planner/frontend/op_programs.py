@@ -159,14 +159,15 @@ def export_op(
         return [*results, *pull(list(cotangents))]
 
     arguments = [_abstract(equation.inputs[at].aval) for at in places]
-    forward = _serialised(run, arguments, platforms)
+    forward = serialised(run, arguments, platforms)
     if not wanted:
         return forward, None
     cotangents = [_abstract(one.aval) for one in equation.outputs if jnp.issubdtype(one.aval.dtype, jnp.inexact)]
-    return forward, _serialised(run_backward, [*arguments, *cotangents], platforms)
+    return forward, serialised(run_backward, [*arguments, *cotangents], platforms)
 
 
-def _serialised(function: Any, arguments: Sequence[Any], platforms: Sequence[str] | None) -> bytes:
+def serialised(function: Any, arguments: Sequence[Any], platforms: Sequence[str] | None) -> bytes:
+    """A function of such arguments as an exported program; for the default backend where `platforms` is None."""
     exported = export.export(jax.jit(function), platforms=None if platforms is None else list(platforms))
     return bytes(exported(*arguments).serialize())
 

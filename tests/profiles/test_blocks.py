@@ -10,8 +10,10 @@ import pytest
 from jax import export
 
 from planner import TrainingTask
-from planner.frontend.block_programs import block_programs, evaluate
-from planner.frontend.capture import capture
+from planner.frontend import block_programs as programs_module
+from planner.frontend.block_passes import evaluate
+from planner.frontend.block_programs import block_programs
+from planner.frontend.capture import Capture, capture
 from profiles.blockbench import BlockProgram, time_block
 from profiles.collect import profile_devices
 from profiles.device_loop import DeviceLoop
@@ -54,7 +56,7 @@ def test_every_class_exports_and_its_passes_are_those_of_jax(name: str) -> None:
         inputs = list(given)
         for at, array in zip(moving, moved, strict=True):
             inputs[at] = array
-        return [one for one in evaluate(cls, inputs) if _floats(one.dtype)]
+        return [one for one in _layers_one_by_one(captured, program, inputs) if _floats(one.dtype)]
 
     results = call(program.forward, given)
     direct, pull = jax.vjp(jax.jit(inexact), *[given[at] for at in moving])
@@ -73,6 +75,35 @@ def test_every_class_exports_and_its_passes_are_those_of_jax(name: str) -> None:
     activations = [i for i, at in enumerate(moving) if tensors[at].role != "param"]
     for one, at in zip(call(program.backward_activations, arguments), activations, strict=True):
         np.testing.assert_allclose(one, wanted[at], rtol=5e-3, atol=5e-3)
+
+
+def _layers_one_by_one(captured: Capture, program: BlockProgram, given: list[Any]) -> list[Any]:
+    """What blocks make in turn, each from its own items of the stacks and from what the one before handed on."""
+    cls = captured.classes[program.block_class].program
+    if program.layers == 1:
+        return evaluate(cls, given)
+    run = next(captured.runs[b.run] for b in captured.blocks if b.cls.key == program.block_class)
+    carries = [at for at, kind in enumerate(run.kinds) if kind == "carry"]
+    held, stacks = list(given), []
+    for layer in range(program.layers)[:: -1 if run.reverse else 1]:
+        taken = [x[layer] if kind == "stacked" else x for x, kind in zip(held, run.kinds, strict=True)]
+        made = evaluate(cls, taken)
+        for at, x in zip(carries, made, strict=False):
+            held[at] = x
+        stacks.append(made[len(carries) :])
+    ordered = stacks[:: -1 if run.reverse else 1]
+    return [*(held[at] for at in carries), *(jnp.stack(each) for each in zip(*ordered, strict=True))]
+
+
+def test_layers_in_a_loop_are_timed_in_a_loop_as_long_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = capture(TINY["gpt-dropout"](dtype="float32"), 4)
+    looped = [one for one in block_programs(captured) if one.layers > 1]
+    assert [one.layers for one in looped] == [min(programs_module.MOST_LAYERS, one.count) for one in looped] != []
+    monkeypatch.setattr(programs_module, "MOST_BYTES", 2 * looped[0].memory_bytes - 1)
+    alone = next(one for one in block_programs(captured) if one.block_class == looped[0].block_class)
+    assert alone.layers == 1
+    kept, shared = alone.saved_bytes, looped[0].saved_bytes
+    assert 0.8 * kept <= shared <= kept, "what all layers read is kept once"
 
 
 def _floats(dtype: Any) -> bool:
