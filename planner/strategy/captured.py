@@ -41,8 +41,9 @@ _SMALLEST = 7  # of the sizes that graphs are captured at
 _LINK = AxisLink(size=2, bandwidth_bytes_per_s=200e9, latency_s=2e-6, start_s=20e-6)
 """Of every axis while work is captured, whatever the cluster: it only ranks ways to lay out what a strategy leaves
 open, so that a model's work is the same on all clusters. What moves is priced by the cluster's own links."""
-_Layout = tuple[str, int, int, int, int, bool, Attention, str | None]
-"""Kind, data, cp, tp, ep, sp, attention, matmul dtype; data is 1 where replicas have nothing to do with each other."""
+_Layout = tuple[str, int, int, int, int, bool, Attention, str | None, bool]
+"""Kind, data, cp, tp, ep, sp, attention, matmul dtype, parted; data is 1 where replicas have nothing to do with each
+other, and parted whether each of those that do holds a part of the parameters (ZeRO-3)."""
 
 
 @dataclass
@@ -157,7 +158,7 @@ class CapturedModel:
     def _captured(
         self, facts: Facts, layout: _Layout, size: int, choice: tuple[int, ...] | None
     ) -> tuple[Work, tuple[int, ...]]:
-        _, data, cp, tp, ep, sp, attention, matmul_dtype = layout
+        _, data, cp, tp, ep, sp, attention, matmul_dtype, parted = layout
         mesh, roles = tuple(n for n in (data, cp, tp, ep) if n > 1), _roles(layout)
         pricing = Pricing(
             kind=facts.kind,
@@ -170,7 +171,7 @@ class CapturedModel:
         scales = facts.block_scales_of(self.graph(size))
         space = ModelSpace(graph=self.graph(size), pricing=pricing, scales=scales)
         if choice is None:
-            choice = choose(space, roles, sp=sp)
+            choice = choose(space, roles, sp=sp, parted=parted)
         decisions = {remat: _decision(space, choice, remat) for remat in ("none", "full")}
         self._decisions[layout, size] = decisions["none"]
         return work_of(decisions, attention, matmul_dtype, replicas=data), choice
@@ -178,8 +179,10 @@ class CapturedModel:
 
 def _layout(facts: Facts, strategy: Strategy, together: bool) -> _Layout:
     sp, data = strategy.sp and strategy.tp > 1, strategy.dp // strategy.ep if together else 1
+    parted = data > 1 and strategy.zero == 3
     return (
-        facts.kind.name, data, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype
+        facts.kind.name, data, strategy.cp, strategy.tp, strategy.ep, sp, strategy.attention, strategy.matmul_dtype,
+        parted,
     )  # fmt: skip
 
 

@@ -188,6 +188,7 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
                 shape=tuple(shape),
                 tensor_dim=dims.get("model"),
                 expert_dim=dims.get("expert"),
+                data_dim=dims.get("batch"),
                 small=is_small(space.graph, name),
                 layered=node.count > len(node.names),
                 readers=frozenset(readers[name]),

@@ -40,7 +40,8 @@ def held_in_estimate(work: Work, strategy: Strategy, stack: Stack) -> list[HeldP
     found = []
     for leaf in work.leaves:
         shape = list(leaf.shape)
-        for dim, degree in ((leaf.tensor_dim, strategy.tp), (leaf.expert_dim, strategy.ep)):
+        data = strategy.dp // strategy.ep
+        for dim, degree in ((leaf.tensor_dim, strategy.tp), (leaf.expert_dim, strategy.ep), (leaf.data_dim, data)):
             if dim is not None:
                 shape[dim] *= degree
         split = state_parts(leaf, strategy, flat=stack.flat_state) == replicas(leaf, strategy)

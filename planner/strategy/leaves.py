@@ -14,6 +14,7 @@ class Leaf:
         elements: that one block of a reading class needs; shape: of these, on one device.
         tensor_dim: dim that tensor parallelism splits, if any.
         expert_dim: dim that expert parallelism splits, if any.
+        data_dim: dim that replicas split, which compute on their examples together and each with its own part; if any.
         small: whether it is so small that plans keep it whole (`planner.space.model_space.is_small`).
         layered: whether every block reads an item of its own.
         readers: positions of blocks.
@@ -24,6 +25,7 @@ class Leaf:
     shape: tuple[int, ...]
     tensor_dim: int | None
     expert_dim: int | None
+    data_dim: int | None
     small: bool
     layered: bool
     readers: frozenset[int]

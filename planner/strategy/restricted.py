@@ -20,6 +20,7 @@ from costmodel.sharding import REPLICATED, Spec
 from planner.search.baselines import split_dim
 from planner.search.intra_op import solve
 from planner.search.problem import IntraOpProblem, SearchBudget
+from planner.space.decision import Decision
 from planner.space.dims import batch_dims, sequence_dims
 from planner.space.model_space import ModelSpace
 from planner.space.nodes import AnyNode, BatchNode, GroupNode, ParameterNode, PortNode
@@ -34,19 +35,41 @@ _MANY = 64  # microbatches: what can be done once a step is
 _BUDGET = SearchBudget(relative_gap=0.05, prove=False, mip_nodes=50)
 
 
-def choose(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool) -> tuple[int, ...]:
+def choose(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool, parted: bool = False) -> tuple[int, ...]:
     """The option of each node of a space under roles of its axes.
+
+    Args:
+        parted: whether axes of examples split parameters too (ZeRO-3). Those of which ops use just the part that their
+            devices hold stay split; others, which are gathered, are whole in the choice.
 
     Raises:
         InputError: MP181 for an axis that the model has nothing for. InfeasibleError: MP181 where no assignment
             conforms.
     """
     problem = space.problem(Setting(microbatches=_MANY, stages=1, in_flight=1, remat="none"), limit_bytes=np.inf)
-    solution = solve(restricted(space, problem, roles, sp=sp), budget=_BUDGET)
+    solution = solve(restricted(space, problem, roles, sp=sp, zero=3 if parted else 0), budget=_BUDGET)
     if not solution.status.found:
         message = f"no assignment of {space.graph.name} splits its axes as {', '.join(roles)} of sizes {space.mesh}"
         raise InfeasibleError("MP181", message, "choose other degrees")
-    return solution.choice
+    return _gathered_whole(space, solution.choice, roles) if parted else solution.choice
+
+
+def _gathered_whole(space: ModelSpace, choice: tuple[int, ...], roles: tuple[Role, ...]) -> tuple[int, ...]:
+    """A choice whose parameters are split along axes of examples only where all of their ops use them so."""
+    setting = Setting(microbatches=_MANY, stages=1, in_flight=1, remat="none")
+    decision = Decision(space=space, setting=setting, choice=choice, time_s=0.0, bound_s=0.0)
+    picks = list(choice)
+    for index, node in enumerate(space.nodes):
+        if not isinstance(node, ParameterNode):
+            continue
+        stored, needs = node.options[choice[index]].value, decision.needs(node)
+        value = tuple(
+            REPLICATED if role == "batch" and any(need[axis] != code for need in needs) else code
+            for axis, (code, role) in enumerate(zip(stored, roles, strict=True))
+        )
+        if value != stored:
+            picks[index] = node.options.index(Storage(value, value, value))
+    return tuple(picks)
 
 
 def restricted(

@@ -1,5 +1,6 @@
 """Over which devices ZeRO splits the state of a parameter: those of data parallelism and of context parallelism, which
-all hold the same values. An expert's parameters lie on as many fewer devices as share out the experts.
+all hold the same values. An expert's parameters lie on as many fewer devices as share out the experts, and those of
+which each replica uses a part of its own on one.
 
 A framework that keeps state in one flat array splits all of it. The planner's own programs split each parameter along
 dims that the degrees divide; what has no such dim, or is small, stays whole, its gradient is reduced like that of data
@@ -14,7 +15,12 @@ from planner.strategy.strategy import Strategy
 
 def replicas(leaf: Leaf, strategy: Strategy) -> tuple[int, int]:
     """Devices of data and of context parallelism that hold the same values of a parameter."""
-    return strategy.dp // strategy.ep if leaf.expert_dim is not None else strategy.dp, strategy.cp
+    dp = strategy.dp
+    if leaf.data_dim is not None:
+        dp //= strategy.dp // strategy.ep
+    if leaf.expert_dim is not None:
+        dp //= strategy.ep
+    return dp, strategy.cp
 
 
 def state_parts(leaf: Leaf, strategy: Strategy, *, flat: bool) -> tuple[int, int]:

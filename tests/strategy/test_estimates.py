@@ -468,8 +468,7 @@ def test_an_allocator_in_pools_holds_every_class_s_fullest_moment() -> None:
     """What the layers free does not serve the head: their peaks add up, each with what is computed again for it."""
     text = "dp=8,microbatch=2,remat=full,flat_state=on"
     alone, pooled = (estimator()(f"{text}{more}", 64).memory[0] for more in ("", ",pooled=on"))
-    plain = (KIND.name, 1, 1, 1, 1, False, "graph", None)
-    work = estimator()._captured._work[plain, 2]
+    work = estimator()._captured.work(Facts(KIND), Strategy(dp=8, microbatch=2, remat="full"))
     peaks = [one.saved["residuals"].kept_bytes + one.live_bytes for one in work.classes.values()]
     assert len(peaks) == 3 and min(peaks) > 0
     assert alone.transient_bytes == pytest.approx(max(peaks)) and pooled.transient_bytes == pytest.approx(sum(peaks))

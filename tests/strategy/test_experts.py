@@ -170,11 +170,21 @@ def sorted_tokens(width: int = 256, experts: int = 8) -> planner.TrainingTask:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["dp=8,microbatch=4", "dp=4,microbatch=4,zero=1", "dp=4,tp=2,microbatch=4", "dp=8,ep=4,microbatch=4"],
+    ("text", "width"),
+    [
+        ("dp=8,microbatch=4", 256),
+        ("dp=4,microbatch=4,zero=1", 256),
+        ("dp=4,tp=2,microbatch=4", 256),
+        ("dp=8,ep=4,microbatch=4", 256),
+        ("dp=8,microbatch=4,zero=3", 1024),  # experts are used where replicas hold them: nothing gathers them
+        ("dp=8,ep=4,microbatch=4,zero=3", 1024),
+        ("dp=4,tp=2,microbatch=4,zero=3", 1024),
+    ],
 )
-def test_replicas_that_sort_tokens_together_exchange_them_in_estimate_and_plan(cluster: str, text: str) -> None:
-    task = sorted_tokens()
+def test_replicas_that_sort_tokens_together_exchange_them_in_estimate_and_plan(
+    cluster: str, text: str, width: int
+) -> None:
+    task = sorted_tokens(width)
     plan = planner.plan(task, cluster=cluster, global_batch=64, strategy=text, baselines=False)
     found = planner.estimate(task, cluster, text, global_batch=64)
     assert any(key.startswith("forward") for key in plan.stages[0].groups[0].time.collectives)
