@@ -41,7 +41,8 @@ from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
 from planner.models import bert, gpt, llama, moe, t5, vit, wide_resnet
 from planner.planfile.schema import Certificate, Plan
-from planner.search.candidates import Candidates, Facts
+from planner.search.candidates import Candidates
+from planner.search.facts import Facts
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.problem import IntraOpProblem
 from planner.search.score import Score

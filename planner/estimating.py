@@ -25,7 +25,7 @@ from planner.fitted_constants import kind_findings
 from planner.frontend.task import TrainingTask
 from planner.planfile.schema import Finding
 from planner.profile_facts import facts_of_kinds, with_measured_size
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.compose import StepTime
 from planner.strategy.constants import STACK, constant_value, split_constants

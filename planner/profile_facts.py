@@ -11,7 +11,7 @@ from costmodel.errors import ProfileError
 from costmodel.graph import ModelGraph
 from costmodel.op_times import measured_graph
 from planner.planfile.schema import Finding
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from profiles.apply import apply_profile
 from profiles.block_table import layer_models, layer_names
 from profiles.catalogue import kind_for_jax_name, load_catalogue

@@ -22,7 +22,9 @@ from costmodel.cluster import Cluster, DeviceGroup
 from costmodel.errors import PlanError
 from costmodel.graph import ModelGraph
 from costmodel.sharding import REPLICATED, Spec
-from planner.search.candidates import Candidates, Facts, Mesh, Restrict
+from planner.search.candidates import Candidates, Restrict
+from planner.search.facts import Facts
+from planner.search.meshes import Mesh
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.problem import IntraOpProblem
 from planner.search.score import Score

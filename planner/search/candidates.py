@@ -5,19 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from costmodel.block_times import BlockScale, BlockScales, BlockTimes, block_scales, carried_scales
 from costmodel.cluster import Cluster, Device, DeviceGroup
-from costmodel.collective_lines import CollectiveLines
 from costmodel.collectives import AxisLink, axis_links
-from costmodel.device_kind import DeviceKind
-from costmodel.estimator import MeasuredOp, Pricing
+from costmodel.estimator import Pricing
 from costmodel.graph import ModelGraph, derived_from_parameters
-from costmodel.matmul_table import MatmulTable
-from costmodel.op_times import scaled_op_times
 from costmodel.sharding import split_factor
-from costmodel.transfers import CopyLines, Transfers
+from costmodel.transfers import Transfers
 from planner.search.cuts import border_bytes
+from planner.search.facts import Facts
 from planner.search.intra_op import least_memory, solve
+from planner.search.meshes import Mesh, pool_devices
 from planner.search.priced import price_memory
 from planner.search.problem import IntraOpProblem, SearchBudget, Solution, evaluate
 from planner.search.windows import starts
@@ -28,83 +25,12 @@ from planner.space.model_space import ModelSpace, Remat, Setting
 AXIS_NAMES = ("data", "model")
 SCREEN = SearchBudget(relative_gap=0.02, prove=False, mip_nodes=200)
 FINAL = SearchBudget(relative_gap=0.02, mip_nodes=50)
-Mesh = tuple[int, ...]
 _Seen = tuple[tuple[AxisLink, ...], float]  # links of a mesh's axes, slowdown of its slowest device
 Restrict = Callable[[ModelSpace, IntraOpProblem], IntraOpProblem]
 
 
 INSTANT_S = 1e-9
 """Least time of a stage of which nothing is proven."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a profile says of one device kind, ready for `Pricing`; the datasheet's kind where there is none.
-
-    Attributes:
-        measured: the model at the microbatch size at which its ops were measured, if they were.
-        products: matrix products at any shape near measured ones.
-        blocks: measured blocks, by class; measured_blocks: the model at the size at which most of them were measured.
-    """
-
-    kind: DeviceKind
-    op_times: Mapping[str, MeasuredOp] = field(default_factory=dict)
-    collective_lines: CollectiveLines = field(default_factory=CollectiveLines)
-    copy_lines: CopyLines = field(default_factory=dict)
-    measured: ModelGraph | None = None
-    products: MatmulTable | None = None
-    blocks: BlockTimes = field(default_factory=dict)
-    measured_blocks: ModelGraph | None = None
-    _scales: dict[int, BlockScales] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _scaled: dict[int, Mapping[str, MeasuredOp]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def measured_any(self) -> bool:
-        """Whether products, ops or blocks were measured."""
-        return bool(self.op_times or self.blocks or self.products is not None)
-
-    def op_times_of(self, graph: ModelGraph) -> Mapping[str, MeasuredOp]:
-        """Op times at the microbatch size of a graph of the model, scaled once for each size."""
-        if self.measured is None:
-            return self.op_times
-        if graph.microbatch not in self._scaled:
-            self._scaled[graph.microbatch] = scaled_op_times(self.op_times, self.measured, graph, self.products)
-        return self._scaled[graph.microbatch]
-
-    def block_scales_of(self, graph: ModelGraph) -> BlockScales:
-        """What measured blocks multiply the prices of a graph's ops by; of blocks measured at its own microbatch size,
-        else carried over from the other."""
-        if not self.blocks:
-            return {}
-        if graph.microbatch not in self._scales:
-            scales: dict[str, BlockScale] = {}
-            if self.measured_blocks is not None:
-                there = self.measured_blocks
-                own = block_scales(self.blocks, there, self.kind, self.op_times_of(there), self.products)
-                scales |= carried_scales(own, there, graph)
-            scales |= block_scales(self.blocks, graph, self.kind, self.op_times_of(graph), self.products)
-            self._scales[graph.microbatch] = scales
-        return self._scales[graph.microbatch]
-
-
-def meshes(devices: int, per_node: int) -> Iterator[Mesh]:
-    """Meshes of so many devices: one axis, or two of which the inner one stays inside a node."""
-    if devices == 1:
-        yield ()
-        return
-    yield (devices,)
-    for inner in range(2, devices // 2 + 1):
-        if devices % inner == 0 and inner <= per_node and (per_node % inner == 0 or devices <= per_node):
-            yield (devices // inner, inner)
-
-
-def stage_sizes(total: int, per_node: int) -> tuple[int, ...]:
-    """Device counts that a stage may have: all of them up to 8, then divisors of a node and whole nodes."""
-    if total <= 8:
-        return tuple(range(1, total + 1))
-    inside = [n for n in range(1, per_node + 1) if per_node % n == 0]
-    nodes = [per_node * k for k in range(1, total // per_node + 1) if (total // per_node) % k == 0]
-    return tuple(sorted({*inside, *nodes, total}))
 
 
 def footprint(graph: ModelGraph) -> tuple[float, float, float, float]:
@@ -396,8 +322,4 @@ class Candidates:
         return tuple(found)
 
 
-def pool_devices(cluster: Cluster, pool: str) -> tuple[Device, ...]:
-    return tuple(d for d in cluster.devices if d.group == pool)
-
-
-__all__ = ["AXIS_NAMES", "Candidates", "Facts", "Mesh", "Remat", "meshes", "pool_devices", "stage_sizes"]
+__all__ = ["AXIS_NAMES", "Candidates", "Remat"]

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from costmodel.errors import InfeasibleError
 from costmodel.units import format_bytes, format_count
-from planner.search.candidates import Candidates, meshes, pool_devices
+from planner.search.candidates import Candidates
 from planner.search.layout import GroupChoice, Layout, StageChoice, held_parameters
+from planner.search.meshes import meshes, pool_devices
 from planner.search.score import GroupScore, Score, score
 from planner.space.decision import Decision
 from planner.space.parameters import state_bytes

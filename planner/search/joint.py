@@ -24,14 +24,8 @@ from costmodel.errors import InfeasibleError, InputError
 from costmodel.graph import ModelGraph
 from planner.planfile.schema import Certificate
 from planner.search.bounds import certificate
-from planner.search.candidates import (
-    FINAL,
-    Candidates,
-    Facts,
-    Remat,
-    Restrict,
-    footprint,
-)
+from planner.search.candidates import FINAL, Candidates, Remat, Restrict, footprint
+from planner.search.facts import Facts
 from planner.search.infeasible import explain_miss
 from planner.search.inter_op import plan_stages
 from planner.search.layout import Layout

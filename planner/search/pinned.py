@@ -7,8 +7,9 @@ from costmodel.cluster import Cluster, Device
 from costmodel.errors import InfeasibleError, InputError
 from costmodel.schedule.generate import spread_shares
 from costmodel.schedule.registry import schedule_family
-from planner.search.candidates import Candidates, Mesh, meshes, pool_devices
+from planner.search.candidates import Candidates
 from planner.search.layout import GroupChoice, Layout, StageChoice
+from planner.search.meshes import Mesh, meshes, pool_devices
 from planner.search.score import Score, score
 from planner.search.virtual_stages import balanced_stops, homes
 from planner.search.windows import windows

@@ -14,8 +14,9 @@ import numpy as np
 from costmodel.cluster import Cluster, Device, DeviceGroup
 from costmodel.graph import ModelGraph
 from costmodel.schedule.generate import spread_shares
-from planner.search.candidates import Candidates, meshes, pool_devices, stage_sizes
+from planner.search.candidates import Candidates
 from planner.search.layout import GroupChoice, Layout, StageChoice
+from planner.search.meshes import meshes, pool_devices, stage_sizes
 from planner.search.stages import GroupCosts, ScheduleKind, StageOption, StagePlan, StageProblem
 from planner.search.windows import windows
 from planner.space.block_cost import BlockCost

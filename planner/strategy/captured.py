@@ -23,7 +23,7 @@ from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.frontend.microbatch import MicrobatchCheck, check_microbatches
 from planner.frontend.task import TrainingTask
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
 from planner.space.setting import Remat, Setting

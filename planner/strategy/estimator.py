@@ -12,7 +12,7 @@ from costmodel.errors import InputError
 from costmodel.stack import Stack
 from planner.frontend.microbatch import DECLARE
 from planner.planfile.schema import Finding
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from planner.strategy.balance import UNEVEN, WORTH, balance_finding, balanced_partition
 from planner.strategy.blocks import Blocks
 from planner.strategy.captured import CapturedModel

@@ -8,7 +8,8 @@ from costmodel.cluster import Cluster
 from costmodel.errors import InputError
 from costmodel.schedule.registry import schedule_family
 from planner.planfile.schema import Finding
-from planner.search.candidates import Remat, Restrict, pool_devices
+from planner.search.candidates import Remat, Restrict
+from planner.search.meshes import pool_devices
 from planner.search.pinned import GroupPin, StagePin
 from planner.search.problem import IntraOpProblem
 from planner.space.decision import Decision

@@ -17,7 +17,8 @@ from planner.lowering.reference import reference
 from planner.models import example_batch, init_params, init_state
 from planner.planfile.codec import decode, encode
 from planner.planfile.schema import Certificate, Plan
-from planner.search.candidates import Candidates, Facts
+from planner.search.candidates import Candidates
+from planner.search.facts import Facts
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.score import Score
 from planner.space.setting import Remat, Setting

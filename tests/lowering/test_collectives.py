@@ -18,7 +18,8 @@ from planner.lowering.verify import compiled_collectives
 from planner.lowering.written import GATHER, LOSS, REDUCE, UPDATE
 from planner.models import gpt
 from planner.planfile.schema import Plan
-from planner.search.candidates import Candidates, Facts
+from planner.search.candidates import Candidates
+from planner.search.facts import Facts
 from planner.search.pinned import StagePin, pinned_layout
 from planner.search.score import Score
 from planner.space.decision import Decision

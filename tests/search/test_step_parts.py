@@ -22,7 +22,8 @@ from planner.frontend.graph import model_graph
 from planner.frontend.task import TrainingTask
 from planner.models import gpt
 from planner.op_findings import op_findings
-from planner.search.candidates import Candidates, Facts
+from planner.search.candidates import Candidates
+from planner.search.facts import Facts
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.problem import evaluate
 from planner.search.score import Score

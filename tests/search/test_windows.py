@@ -9,7 +9,9 @@ from costmodel.cluster import Cluster, parse_cluster
 from planner.frontend.capture import capture
 from planner.frontend.graph import model_graph
 from planner.models import gpt
-from planner.search.candidates import Candidates, Facts, pool_devices
+from planner.search.candidates import Candidates
+from planner.search.facts import Facts
+from planner.search.meshes import pool_devices
 from planner.search.pinned import GroupPin, StagePin, pinned_layout
 from planner.search.windows import starts, windows
 from profiles.catalogue import load_catalogue

@@ -9,7 +9,7 @@ import pytest
 import planner
 from costmodel.cluster import Cluster, parse_cluster
 from planner.models.families.gpt import gpt
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from planner.strategy.balance import balanced_partition
 from planner.strategy.captured import CapturedModel
 from planner.strategy.pricing import ClassTimes

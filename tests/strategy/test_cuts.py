@@ -4,7 +4,7 @@ import pytest
 
 from planner.models.families.gpt import gpt
 from planner.models.families.t5 import t5
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from planner.strategy.captured import CapturedModel
 from planner.strategy.stages import cut_bytes, parts_of
 from planner.strategy.strategy import Strategy

@@ -25,7 +25,7 @@ from planner.models.families.gpt import gpt
 from planner.models.families.llama import llama
 from planner.models.families.moe import moe
 from planner.report.estimate import document, render_comparison, render_estimate
-from planner.search.candidates import Facts
+from planner.search.facts import Facts
 from planner.space.decision import Decision
 from planner.space.model_space import ModelSpace
 from planner.space.setting import Setting

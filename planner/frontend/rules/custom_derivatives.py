@@ -20,11 +20,10 @@ from planner.frontend.joint import Classes, Joined, Obstacle, spread
 from planner.frontend.rules.amount import Amount, backward_amount, forward_amount
 from planner.frontend.rules.base import Placement, register
 from planner.frontend.rules.factors import is_inexact
-from planner.frontend.rules.region import (
+from planner.frontend.rules.inner import (
     NUMBER,
     TWICE,
     Inner,
-    Region,
     Solution,
     State,
     dims_of_results,
@@ -33,11 +32,11 @@ from planner.frontend.rules.region import (
     join_dims,
     join_results,
     load,
-    on_first,
     once,
     output_states,
     state_of,
 )
+from planner.frontend.rules.region import Region, on_first
 
 # The cotangent of a pending sum is equal everywhere, that of a value that is equal everywhere is a pending sum.
 COTANGENT = {PARTIAL: VARYING, VARYING: PARTIAL}

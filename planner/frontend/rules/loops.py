@@ -13,12 +13,11 @@ from planner.frontend.joint import Classes, Obstacle, Spread, spread
 from planner.frontend.rules.amount import Amount, backward_amount, forward_amount
 from planner.frontend.rules.base import Placement, register
 from planner.frontend.rules.factors import adds_up
-from planner.frontend.rules.region import (
+from planner.frontend.rules.inner import (
     NUMBER,
     TWICE,
     Inner,
     Loop,
-    Region,
     Solution,
     State,
     dims_of_results,
@@ -27,10 +26,10 @@ from planner.frontend.rules.region import (
     join_dims,
     join_results,
     load,
-    on_first,
     output_states,
     shared_states,
 )
+from planner.frontend.rules.region import Region, on_first
 
 
 def needed_inputs(program: Program, equation: Equation) -> set[str]:
