@@ -13,7 +13,7 @@ backward needs is what its program keeps, traced on the plan's mesh.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,7 +27,7 @@ from costmodel.schedule.validate import in_flight
 from costmodel.sharding import Spec, Strategy, operand_spec, result_spec
 from costmodel.simulate import ActorUse, simulate
 from costmodel.traffic import Traffic
-from costmodel.units import format_bytes
+from costmodel.units import format_bytes, format_seconds
 from planner.assemble import schedule_record
 from planner.breakdown import sends_s
 from planner.check.device_memory import MEMORY_ITEMS
@@ -42,6 +42,7 @@ from planner.plan_problem import problem_of
 from planner.plan_slack import with_slack
 from planner.planfile.schema import (
     Certificate,
+    Finding,
     GroupPlan,
     MemoryPlan,
     Plan,
@@ -109,7 +110,24 @@ def in_chunks(plan: Plan, score: Score, captured: Capture, chunks: int) -> Plan:
     cut = replaced(
         cut, prediction=prediction, certificate=_certificate(plan.certificate, prediction, chunks, flops / whole)
     )
-    return with_slack(cut)
+    return with_slack(replaced(cut, findings=(*cut.findings, *_slower(cut, plan))))
+
+
+def _slower(cut: Plan, whole: Plan) -> Iterator[Finding]:
+    """MP159, where whole sequences on the same stages take less time."""
+    there, here = cut.prediction, whole.prediction
+    if there.step_time_s <= here.step_time_s:
+        return
+    saved = here.peak_memory_bytes - there.peak_memory_bytes
+    memory = f"need {format_bytes(abs(saved))} {'more' if saved > 0 else 'less'} a device"
+    yield Finding(
+        code="MP159",
+        severity="note",
+        message=f"{cut.schedule.chunks} chunks of each sequence make the step "
+        f"{there.step_time_s / here.step_time_s - 1.0:.0%} slower ({format_seconds(there.step_time_s)}) than whole "
+        f"sequences under 1f1b on the same stages ({format_seconds(here.step_time_s)}), which {memory}",
+        hint="plan with --schedule 1f1b if that fits, or with fewer chunks: each takes as many kernels as a sequence",
+    )
 
 
 def _time(time: TimePlan, own: GroupScore, pricing: Pricing, trainer: ChunkedTrainer, actor: Actor) -> TimePlan:

@@ -159,6 +159,18 @@ def test_v1_is_below_every_straight_schedule(name: str) -> None:
         assert bound_s <= result.makespan_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("microbatch", "pays"), [(1, False), (2, True)])
+def test_chunks_that_make_a_step_slower_say_by_how_much(microbatch: int, pays: bool) -> None:
+    """With 32 microbatches there are no bubbles left to fill, and each chunk runs as many kernels as a sequence."""
+    given = {"cluster": ROOMY, "global_batch": 32, "baselines": False, "stages": 2, "microbatch": microbatch}
+    plan = planner.plan(model(2), schedule="sequence-chunks", chunks=8, **given)
+    whole = planner.plan(model(2), schedule="1f1b", **given)
+    slower = plan.prediction.step_time_s / whole.prediction.step_time_s - 1.0
+    said = [one.message for one in plan.findings if one.code == "MP159"]
+    assert (slower <= 0, said == []) == (pays, pays)
+    assert all(f"{slower:.0%} slower" in one and one.endswith("more a device") for one in said)
+
+
 def test_chunks_of_sequences_are_those_asked_for() -> None:
     assert planned("sequence-chunks").schedule.chunks == 4
     given = {"cluster": ROOMY, "global_batch": 32, "baselines": False, "stages": 2}
