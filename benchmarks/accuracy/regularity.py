@@ -38,7 +38,7 @@ def main() -> int:
         (a, c, d), errors = fit(cases, layers)
         mean, worst = 100 * np.abs(errors).mean(), 100 * errors[np.abs(errors).argmax()]
         print(
-            f"{layers} layers of {hidden}, tp {tp:2}: {len(cases):2} rows, mean error {mean:.1f}%, worst {worst:+.1f}%; "
+            f"{layers} layers of {hidden}, tp {tp:2}: {len(cases)} rows, mean error {mean:.1f}%, worst {worst:+.1f}%; "
             f"a {1e3 * a:.2f} ms, c {1e3 * c:.0f} ms, d {d:.3f} s"
         )
     return 0
