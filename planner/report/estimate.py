@@ -242,8 +242,9 @@ def _memory(estimate: Estimate) -> str:
             f"{stage.in_flight:g}",
             format_bytes(stage.peak_bytes),
             format_bytes(stage.limit_bytes),
+            " and ".join(stage.kinds),
         )
         for at, stage in enumerate(estimate.memory)
     ]
-    header = ("stage", *(title for title, _ in shown), "in flight", "peak", "device has")
-    return format_table(header, rows, right=tuple(range(1, len(header))))
+    header = ("stage", *(title for title, _ in shown), "in flight", "peak", "device has", "kind")
+    return format_table(header, rows, right=tuple(range(1, len(header) - 1)))

@@ -287,15 +287,15 @@ class StrategyEstimator:
         """Memory of every stage."""
         count = self.microbatches(strategy, global_batch)
         kinds = self.kinds(strategy)
-        limits = [min(kind.memory_bytes for kind, _ in used) for used in self._used(strategy)]
+        devices = [[kind for kind, _ in used] for used in self._used(strategy)]
         work = self.work(kinds[0], strategy)
         parts = self._parts_of(work, strategy)
         flying, crossing = microbatches_held(work, parts, strategy, self.stack, count), cut_bytes(work, parts)
         if self.counts_program(strategy):
             together = self.together(strategy)
             step = self.model.step_bytes(self.facts_of(kinds[0]), strategy, accumulates=count > 1, together=together)
-            return (one_program_memory(step, kinds[0], self.stack, flying[0], count, limits[0]),)
+            return (one_program_memory(step, kinds[0], self.stack, flying[0], count, devices[0]),)
         return tuple(
-            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], limits[s], crossing)
+            stage_memory(work, blocks, kinds[s], strategy, self.stack, flying[s], devices[s], crossing)
             for s, blocks in enumerate(stage_blocks(parts, strategy))
         )

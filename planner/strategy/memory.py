@@ -28,7 +28,7 @@ class StageMemory:
         saved_bytes: activations of all microbatches in flight; transient_bytes: the most that comes and goes with one
             block; buffers_bytes: of what arrives from and leaves for other stages, and gathered parameters; of a step
             that is one program, of the batch.
-        limit_bytes: what the device has.
+        limit_bytes: what the device has, the smallest if they are of several `kinds` (names).
     """
 
     parameters_bytes: float
@@ -41,6 +41,7 @@ class StageMemory:
     reserve_bytes: float
     in_flight: float
     limit_bytes: int
+    kinds: tuple[str, ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -82,11 +83,15 @@ def stage_memory(
     strategy: Strategy,
     stack: Stack,
     flying: float,
-    limit_bytes: int,
+    devices: Sequence[DeviceKind],
     crossing_bytes: float,
 ) -> StageMemory:
     """Bytes of one stage that holds `flying` microbatches of its blocks, of which one is `crossing_bytes` where it goes
-    from stage to stage."""
+    from stage to stage.
+
+    Args:
+        kind: that decides what is reserved; devices: kinds that the stage's devices are of.
+    """
     parameters = gradients = optimizer = 0.0
     gathered: dict[int, float] = {}  # for one block
     for one in work.held(blocks):
@@ -128,12 +133,13 @@ def stage_memory(
         fragmentation_bytes=(stack.fragmentation - 1.0) * used,
         reserve_bytes=float(kind.reserve_bytes if stack.reserve_bytes is None else stack.reserve_bytes),
         in_flight=flying,
-        limit_bytes=limit_bytes,
+        limit_bytes=min(one.memory_bytes for one in devices),
+        kinds=tuple(dict.fromkeys(one.name for one in devices)),
     )
 
 
 def one_program_memory(
-    step: StepBytes, kind: DeviceKind, stack: Stack, flying: float, microbatches: int, limit_bytes: int
+    step: StepBytes, kind: DeviceKind, stack: Stack, flying: float, microbatches: int, devices: Sequence[DeviceKind]
 ) -> StageMemory:
     """Bytes of the one stage of a strategy whose step is one program; its buffers are the batch."""
     saved, inputs = flying * step.lying_bytes, step.input_bytes + microbatches * step.batch_bytes
@@ -148,7 +154,8 @@ def one_program_memory(
         fragmentation_bytes=(stack.fragmentation - 1.0) * used,
         reserve_bytes=float(kind.reserve_bytes if stack.reserve_bytes is None else stack.reserve_bytes),
         in_flight=flying,
-        limit_bytes=limit_bytes,
+        limit_bytes=min(one.memory_bytes for one in devices),
+        kinds=tuple(dict.fromkeys(one.name for one in devices)),
     )
 
 

@@ -4,6 +4,7 @@ import pytest
 
 import planner
 from costmodel.cluster import Cluster, parse_cluster
+from planner.report.estimate import document, render_estimate
 from planner.strategy.links import strategy_links
 from planner.strategy.strategy import parse_strategy
 from profiles.catalogue import load_catalogue
@@ -66,3 +67,21 @@ def test_only_the_stage_behind_slow_links_takes_longer() -> None:
     assert found.breakdown.communication_s == pytest.approx(slow.breakdown.communication_s / 2, rel=0.2)
     most = estimator(f"{text},partition=7+1", 64).breakdown
     assert most.communication_s < 0.5 * found.breakdown.communication_s
+
+
+def test_estimates_say_on_which_kinds_of_devices_a_stage_stands() -> None:
+    """Threes do not divide nodes of four: the second stage has one device of the large kind, and the memory of the
+    other."""
+    small = {**nodes("small", 1, FAST), "device": "V100-SXM2-32GB"}
+    between = {"between": ["large", "small"], "bandwidth_bytes_per_s": 1e10, "latency_s": 1e-5}
+    cluster = parse_cluster(
+        {"name": "c", "group": [nodes("large", 1, FAST), small], "link": [between]}, load_catalogue()
+    )
+    task = planner.load_task("gpt(hidden=96,layers=4,heads=6,vocab=96,seq=24)")
+    found = planner.estimate(task, cluster, "dp=3,pp=2,microbatch=1", global_batch=6)
+    assert [stage.kinds for stage in found.memory] == [(KIND,), (KIND, "V100-SXM2-32GB")]
+    limits = {name: cluster.group(name).device.memory_bytes for name in ("large", "small")}
+    assert [stage.limit_bytes for stage in found.memory] == [limits["large"], limits["small"]]
+    rows = render_estimate(found).split("device has")[1].splitlines()[2:4]
+    assert rows[0].endswith(f"  {KIND}") and rows[1].endswith(f"  {KIND} and V100-SXM2-32GB")
+    assert [stage["kinds"] for stage in document(found)["memory"]] == [stage.kinds for stage in found.memory]
