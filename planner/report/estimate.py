@@ -15,7 +15,8 @@ from planner.report.text import format_findings
 from planner.strategy.memory import StageMemory
 from planner.strategy.strategy import Strategy
 
-HEADINGS = ("Step", "Memory of each device", "Compiled", "Strategies, fastest first", "Findings")
+_COMPARED = "Strategies, fastest first, those that do not fit last"
+HEADINGS = ("Step", "Memory of each device", "Compiled", _COMPARED, "Findings")
 
 _COUNTED = {
     "program": "memory as one program has it, whose compiler computes again what it need not keep",
@@ -94,7 +95,7 @@ def render_comparison(
     )
     findings = tuple({finding: None for one in estimates for finding in one.findings})  # each once, in order
     listed = f"\nFindings\n{_lines(findings)}" if findings else ""
-    return f"Strategies, fastest first\n{table}\n{listed}{asked}"
+    return f"{_COMPARED}\n{table}\n{listed}{asked}"
 
 
 def _lines(findings: Sequence[Finding]) -> str:

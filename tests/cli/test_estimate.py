@@ -42,7 +42,7 @@ def test_json_has_every_figure(estimate):
 def test_several_strategies_are_compared_fastest_first(estimate):
     done = estimate("--strategy", "dp=1,microbatch=8", "--strategy", "dp=8,microbatch=8")
     lines = done.out.splitlines()
-    assert lines[0] == "Strategies, fastest first"
+    assert lines[0] == "Strategies, fastest first, those that do not fit last"
     assert lines[3].startswith("dp=8") and lines[4].startswith("dp=1")
     documents = json.loads(estimate("--strategy", "dp=1,microbatch=8", "--strategy", "dp=8,microbatch=8", "--json").out)
     assert [one["strategy"]["dp"] for one in documents] == [1, 8]
