@@ -40,7 +40,7 @@ from profiles.opbench import OpProgram
 from profiles.records import Record, block_key, drift_of, records_of, with_records
 from profiles.resume import require_same_devices
 from profiles.runner import DeviceFacts, LocalRunner, Runner, cause_of
-from profiles.schema import Fit, Gap, MatmulSample, Profile, Pulse
+from profiles.schema import BlockTime, Fit, Gap, MatmulSample, Profile, Pulse
 from profiles.steadiness import DRIFTED
 from profiles.timing import Budget, rounded
 
@@ -132,15 +132,22 @@ def _base(facts: DeviceFacts, known: Profile | None, programs: Programs) -> Prof
 
 
 def planned_jobs(facts: DeviceFacts, programs: Programs, known: Profile | None = None) -> dict[Part, tuple[Job, ...]]:
-    """What there is to measure, part after part, without what `known` has."""
-    there = {key for key, _ in records_of(known)} if known is not None else set()
+    """What there is to measure, part after part, without what `known` has; blocks that it has on their own, or in
+    another loop, are timed again."""
+    blocks = [one for one in programs if isinstance(one, BlockProgram)]
+    layers = {block_key(one.block_class, (1,), one.microbatch): one.layers for one in blocks}
+    there = {
+        key
+        for key, record in (records_of(known) if known is not None else ())
+        if not isinstance(record, BlockTime) or record.layers == layers.get(key, record.layers)
+    }
     kind = rated_kind(facts.kind, known) if known is not None else facts.kind
     every: dict[Part, tuple[Job, ...]] = {
         "rates": rate_jobs(kind.platform),
         "collectives": collective_jobs(facts.count, kind.platform),
         "copies": copy_jobs(facts.count, kind.platform),
         "ops": op_jobs([one for one in programs if isinstance(one, OpProgram)], kind),
-        "blocks": block_jobs([one for one in programs if isinstance(one, BlockProgram)]),
+        "blocks": block_jobs(blocks),
         "shapes": shape_jobs(kind.platform),
     }
     return {part: tuple(job for job in jobs if job.key not in there) for part, jobs in every.items()}

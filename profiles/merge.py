@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.errors import ProfileError
-from costmodel.units import format_seconds
+from costmodel.units import format_count, format_seconds
 from profiles.fitting import fitted
 from profiles.records import Record, drift_of, records_of, spread_of, time_of, with_records
-from profiles.schema import Gap, Profile, Rates
+from profiles.schema import BlockTime, Gap, Profile, Rates
 
 DISAGREE = 0.2
 """Two measurements of one thing that differ by more than this share are a conflict."""
@@ -24,7 +24,8 @@ class Merged:
 def merge_profiles(parts: Sequence[tuple[str, Profile]]) -> Merged:
     """One profile with the measurements of all.
 
-    What several have measured is taken from the steadiest: the least drift, then the least scatter. Constants are
+    What several have measured is taken from the steadiest: the least drift, then the least scatter; of blocks, from
+    those that timed most layers in one loop. Constants are
     fitted again to all samples; where a part has constants without samples, the first part's stay.
 
     Args:
@@ -51,8 +52,16 @@ def merge_profiles(parts: Sequence[tuple[str, Profile]]) -> Merged:
             found.setdefault(key, []).append((name, record))
     chosen: list[Record] = []
     for key, several in found.items():
-        name, record = min(several, key=lambda pair: (round(abs(drift_of(pair[1])), 2), _scatter(pair[1])))
+        name, record = min(
+            several, key=lambda pair: (-_layers(pair[1]), round(abs(drift_of(pair[1])), 2), _scatter(pair[1]))
+        )
         chosen.append(record)
+        if len({_layers(other) for _, other in several}) > 1:
+            each = ", ".join(
+                f"{format_count(_layers(other), 'layer', 'layers')} in {where}" for where, other in several
+            )
+            conflicts.append(f"{key}: timed in loops of {each}; that of {name} is kept")
+            continue
         times = [time_of(other) for _, other in several]
         if max(times) > (1 + DISAGREE) * min(times):
             each = ", ".join(f"{format_seconds(time_of(other))} in {where}" for where, other in several)
@@ -95,6 +104,10 @@ def _software(parts: Sequence[tuple[str, Profile]]) -> list[str]:
             raise ProfileError("MP309", f"the profiles are of different versions of {what}: {text}", hint)
         notes.append(f"{what}: {text}")
     return notes
+
+
+def _layers(record: Record) -> int:
+    return record.layers if isinstance(record, BlockTime) else 1
 
 
 def _scatter(record: Record) -> float:

@@ -273,7 +273,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 _POSITIVE = frozenset(
-    {"time_s", "value", "forward_s", "samples", "lanes", "batch", "microbatch", "microbatches", "devices"}
+    {"time_s", "value", "forward_s", "samples", "lanes", "batch", "microbatch", "microbatches", "layers", "devices"}
 )
 _COUNTED_FROM_TWO = frozenset({"size"})
 

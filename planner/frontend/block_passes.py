@@ -92,11 +92,12 @@ class Passes:
             if tensor.needs_grad and jnp.issubdtype(value.aval.dtype, jnp.inexact)
         ]
         self.activations = [i for i, at in enumerate(self.moving) if tensors[at].role != "param"]
-        self.cotangents = [
-            one
-            for one, operand in zip(made, cls.program.outputs, strict=True)
+        self.pulled = [
+            at
+            for at, operand in enumerate(cls.program.outputs)
             if isinstance(operand, Value) and jnp.issubdtype(operand.aval.dtype, jnp.inexact)
         ]
+        self.cotangents = [made[at] for at in self.pulled]
         self.tree: Any = None
         self.closed = jax.make_jaxpr(self._trace)(*self.raw)
         outs = self.closed.jaxpr.outvars
@@ -124,7 +125,7 @@ class Passes:
             for at, array in zip(self.moving, moved, strict=True):
                 given_list[at] = array
             results = self._run(given_list)
-            return [one for one in results if jnp.issubdtype(one.dtype, jnp.inexact)], results
+            return [results[at] for at in self.pulled], results
 
         if not self.moving:
             return self._run(given_list)

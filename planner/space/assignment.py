@@ -62,9 +62,12 @@ class Assignment:
     def needs(self, node: ParameterNode) -> list[Spec]:
         """Specs in which the ops take a parameter."""
         if node.places not in self._needs:
-            consumers = [one for place in node.places for one in self.space.consumers(*place)]
-            self._needs[node.places] = [specs[self.choice[consumer]] for consumer, specs in consumers]
+            self._needs[node.places] = [need for place in node.places for need in self.needs_at(place)]
         return self._needs[node.places]
+
+    def needs_at(self, place: Place) -> list[Spec]:
+        """Specs in which the ops of a class take one of its inputs."""
+        return [specs[self.choice[consumer]] for consumer, specs in self.space.consumers(*place)]
 
     @cached_property
     def _needs(self) -> dict[tuple[Place, ...], list[Spec]]:

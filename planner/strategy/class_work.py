@@ -32,7 +32,8 @@ def work_of(
     """The amounts behind a decision.
 
     Args:
-        decisions: the same choice by remat, ``none`` and ``full``.
+        decisions: the same choice by remat, ``none`` and ``full``, on a mesh whose axes are named by their roles
+            (`planner.strategy.restricted.Role`).
         matmul_dtype: in which products with parameters run, if not in what the model computes in.
         replicas: that compute on their examples together.
     """
@@ -176,19 +177,17 @@ def _leaves(decision: Decision) -> tuple[Leaf, ...]:
             readers[source.value].add(at)
     for name, node in decision.parameter_nodes.items():
         storage = decision.storage[name]
-        shape, dims = list(node.tensor.shape), dict[str, int]()
-        for axis, code in enumerate(storage.value):
+        shape, split = list(node.tensor.shape), dict[str, int]()
+        for size, role, code in zip(space.mesh, space.pricing.axis_names, storage.value, strict=True):
             if code >= 0:
-                shape[code] //= space.mesh[axis]
-                dims[space.pricing.axis_names[axis]] = code
+                shape[code] //= size
+                split[role] = code
         found.append(
             Leaf(
                 facts=space.graph.params[name],
                 elements=float(math.prod(shape)),
                 shape=tuple(shape),
-                tensor_dim=dims.get("model"),
-                expert_dim=dims.get("expert"),
-                data_dim=dims.get("batch"),
+                split=split,
                 small=is_small(space.graph, name),
                 layered=node.count > len(node.names),
                 readers=frozenset(readers[name]),

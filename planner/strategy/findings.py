@@ -37,17 +37,18 @@ class HeldParameter:
 
 def held_in_estimate(work: Work, strategy: Strategy, stack: Stack) -> list[HeldParameter]:
     """Parameters as `planner.estimate` prices them."""
+    degrees = {"model": strategy.tp, "expert": strategy.ep, "batch": strategy.dp // strategy.ep, "context": strategy.cp}
     found = []
     for leaf in work.leaves:
         shape = list(leaf.shape)
-        data = strategy.dp // strategy.ep
-        for dim, degree in ((leaf.tensor_dim, strategy.tp), (leaf.expert_dim, strategy.ep), (leaf.data_dim, data)):
-            if dim is not None:
-                shape[dim] *= degree
+        for role, dim in leaf.split.items():
+            shape[dim] *= degrees[role]
         split = state_parts(leaf, strategy, flat=stack.flat_state) == replicas(leaf, strategy)
         facts = leaf.facts
         found.append(
-            HeldParameter(facts.path, tuple(shape), facts.elements, facts.trained, leaf.tensor_dim, state_split=split)
+            HeldParameter(
+                facts.path, tuple(shape), facts.elements, facts.trained, leaf.split.get("model"), state_split=split
+            )
         )
     return found
 

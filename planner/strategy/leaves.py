@@ -1,6 +1,6 @@
-"""The parameters of a model as one device of the tensor-parallel group holds them, and those that a stage holds."""
+"""The parameters of a model as one device uses them, and those that a stage holds."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from costmodel.graph import Parameter
@@ -8,13 +8,12 @@ from costmodel.graph import Parameter
 
 @dataclass(frozen=True)
 class Leaf:
-    """A parameter as one device of the tensor-parallel group holds it.
+    """A parameter as the ops of one device use it: the part that lies there under ZeRO-0.
 
     Attributes:
         elements: that one block of a reading class needs; shape: of these, on one device.
-        tensor_dim: dim that tensor parallelism splits, if any.
-        expert_dim: dim that expert parallelism splits, if any.
-        data_dim: dim that replicas split, which compute on their examples together and each with its own part; if any.
+        split: dims that axes split by their role: ``model``, ``expert``; ``batch`` and ``context`` where replicas
+            compute on their examples together and each with its own part of the parameter.
         small: whether it is so small that plans keep it whole (`planner.space.model_space.is_small`).
         layered: whether every block reads an item of its own.
         readers: positions of blocks.
@@ -23,9 +22,7 @@ class Leaf:
     facts: Parameter
     elements: float
     shape: tuple[int, ...]
-    tensor_dim: int | None
-    expert_dim: int | None
-    data_dim: int | None
+    split: Mapping[str, int]
     small: bool
     layered: bool
     readers: frozenset[int]
@@ -33,8 +30,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class HeldLeaf:
-    """A parameter that a stage holds: its elements on one device of the tensor-parallel group, before ZeRO splits any,
-    and how many of the stage's blocks read it."""
+    """A parameter that a stage holds: its elements as the ops of one device use them, before ZeRO splits any, and how
+    many of the stage's blocks read it."""
 
     leaf: Leaf
     elements: float

@@ -55,17 +55,23 @@ def choose(space: ModelSpace, roles: tuple[Role, ...], *, sp: bool, parted: bool
 
 
 def _gathered_whole(space: ModelSpace, choice: tuple[int, ...], roles: tuple[Role, ...]) -> tuple[int, ...]:
-    """A choice whose parameters are split along axes of examples only where all of their ops use them so."""
+    """A choice whose parameters are split along axes that ZeRO splits only where some op uses the part that lies on its
+    device; what others then take of them whole is theirs to gather."""
     setting = Setting(microbatches=_MANY, stages=1, in_flight=1, remat="none")
     decision = Decision(space=space, setting=setting, choice=choice, time_s=0.0, bound_s=0.0)
+    experts = expert_dims(space.graph) if "expert" in roles else {}
     picks = list(choice)
     for index, node in enumerate(space.nodes):
         if not isinstance(node, ParameterNode):
             continue
-        stored, needs = node.options[choice[index]].value, decision.needs(node)
+        stored = node.options[choice[index]].value
+        shared_out = any(experts.get(key, {}).get(name) for key, name in node.places)
+        used = [(node.spec_at(place, stored), need) for place in node.places for need in decision.needs_at(place)]
         value = tuple(
-            REPLICATED if role == "batch" and any(need[axis] != code for need in needs) else code
-            for axis, (code, role) in enumerate(zip(stored, roles, strict=True))
+            code
+            if role == "model" or (role == "expert" and shared_out) or any(have[a] == need[a] for have, need in used)
+            else REPLICATED
+            for a, (code, role) in enumerate(zip(stored, roles, strict=True))
         )
         if value != stored:
             picks[index] = node.options.index(Storage(value, value, value))

@@ -12,7 +12,7 @@ from costmodel.stack import Stack
 from planner.strategy.leaves import HeldLeaf, Leaf
 from planner.strategy.links import AxisLinks
 from planner.strategy.strategy import ITEMSIZE, Strategy
-from planner.strategy.zero import replicas, state_parts
+from planner.strategy.zero import holders, state_parts
 
 
 @dataclass
@@ -20,9 +20,8 @@ class State:
     """Parameters that are kept alike, in bytes on one device.
 
     Attributes:
-        axes: whose devices hold the same values, with their sizes, innermost first: of context parallelism, and of data
-            parallelism (``dp``) or, for experts, of the part of it that does not share them out (``edp``); of what
-            replicas have parts of, of the part that shares out experts (``ep``), if any.
+        axes: whose devices use the same values (`planner.strategy.zero.holders`), with their sizes, innermost first;
+            none of one device.
         split: those over which ZeRO splits.
         weights: all values; trained, gradients: of trained ones; before ZeRO splits any.
         kept_gradients: of gradients, what a device keeps where ZeRO splits them.
@@ -62,11 +61,11 @@ class State:
 
 def states_of(owned: Sequence[HeldLeaf], strategy: Strategy, stack: Stack) -> list[State]:
     """The parameters of a stage, by the devices that hold the same values and those that ZeRO splits them over."""
-    states: dict[tuple[str, tuple[int, int]], State] = {}
+    states: dict[object, State] = {}
     for one in owned:
         leaf, facts, elements = one.leaf, one.leaf.facts, one.elements
         parts = state_parts(leaf, strategy, flat=stack.flat_state) if strategy.zero else (1, 1)
-        alike, ways = (_data_axis(leaf), parts), parts[0] * parts[1]
+        alike, ways = (holders(leaf, strategy), parts), parts[0] * parts[1]
         if alike not in states:
             states[alike] = _empty(leaf, strategy, parts)
         found = states[alike]
@@ -100,15 +99,7 @@ def gradient_itemsize(leaf: Leaf, strategy: Strategy) -> int:
 
 def _empty(leaf: Leaf, strategy: Strategy, parts: tuple[int, int]) -> State:
     """Of parameters like this one, whose state has so many parts over data and context parallelism."""
-    dp, cp = replicas(leaf, strategy)
-    data = _data_axis(leaf)
+    (data, dp), (_, cp) = holders(leaf, strategy)
     axes = {"dp": (data, dp), "cp": ("cp", cp)}
     ordered = tuple(axes[name] for name in strategy.rank_order.split("-") if name in axes and axes[name][1] > 1)
     return State(ordered, frozenset(axis for axis, count in zip((data, "cp"), parts, strict=True) if count > 1))
-
-
-def _data_axis(leaf: Leaf) -> str:
-    """The axis of data parallelism whose devices hold the same values of a parameter."""
-    if leaf.data_dim is not None:
-        return "ep" if leaf.expert_dim is None else "none"
-    return "dp" if leaf.expert_dim is None else "edp"

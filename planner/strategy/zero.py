@@ -13,14 +13,23 @@ from planner.strategy.leaves import Leaf
 from planner.strategy.strategy import Strategy
 
 
+def holders(leaf: Leaf, strategy: Strategy) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The axes, of data and of context parallelism, whose devices use the same values of a parameter, with how many
+    they are; of one device where each uses its own."""
+    each = strategy.dp // strategy.ep
+    data = {
+        (False, False): ("dp", strategy.dp),
+        (False, True): ("edp", each),
+        (True, False): ("ep", strategy.ep),
+        (True, True): ("dp", 1),
+    }["batch" in leaf.split, "expert" in leaf.split]
+    return data, ("cp", 1 if "context" in leaf.split else strategy.cp)
+
+
 def replicas(leaf: Leaf, strategy: Strategy) -> tuple[int, int]:
-    """Devices of data and of context parallelism that hold the same values of a parameter."""
-    dp = strategy.dp
-    if leaf.data_dim is not None:
-        dp //= strategy.dp // strategy.ep
-    if leaf.expert_dim is not None:
-        dp //= strategy.ep
-    return dp, strategy.cp
+    """Devices of data and of context parallelism that use the same values of a parameter."""
+    (_, dp), (_, cp) = holders(leaf, strategy)
+    return dp, cp
 
 
 def state_parts(leaf: Leaf, strategy: Strategy, *, flat: bool) -> tuple[int, int]:

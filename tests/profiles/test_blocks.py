@@ -14,12 +14,14 @@ from planner.frontend import block_programs as programs_module
 from planner.frontend.block_passes import evaluate
 from planner.frontend.block_programs import block_programs
 from planner.frontend.capture import Capture, capture
+from profiles import blockbench
 from profiles.blockbench import BlockProgram, time_block
 from profiles.collect import profile_devices
 from profiles.device_loop import DeviceLoop
 from profiles.jobs import Job, block_jobs, rate_jobs
 from profiles.records import Record
 from profiles.runner import LocalRunner
+from profiles.schema import Sample
 from profiles.timing import MeasurementError
 from tests.models.tiny import TINY
 
@@ -95,15 +97,71 @@ def _layers_one_by_one(captured: Capture, program: BlockProgram, given: list[Any
     return [*(held[at] for at in carries), *(jnp.stack(each) for each in zip(*ordered, strict=True))]
 
 
-def test_layers_in_a_loop_are_timed_in_a_loop_as_long_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = capture(TINY["gpt-dropout"](dtype="float32"), 4)
-    looped = [one for one in block_programs(captured) if one.layers > 1]
-    assert [one.layers for one in looped] == [min(programs_module.MOST_LAYERS, one.count) for one in looped] != []
-    monkeypatch.setattr(programs_module, "MOST_BYTES", 2 * looped[0].memory_bytes - 1)
-    alone = next(one for one in block_programs(captured) if one.block_class == looped[0].block_class)
-    assert alone.layers == 1
-    kept, shared = alone.saved_bytes, looped[0].saved_bytes
-    assert 0.8 * kept <= shared <= kept, "what all layers read is kept once"
+def looped_task(layers: int, *, reverse: bool = False, constant: bool = False) -> TrainingTask:
+    """A scan over layers that hand on what they made; `constant`: and a number that is the same in all of them."""
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        def layer(h: Any, w: Any) -> tuple[Any, Any]:
+            return jnp.tanh(h @ w), 1.0 if constant else None
+
+        h, ones = jax.lax.scan(layer, batch["x"], params["w"], reverse=reverse)
+        return jnp.mean(h**2) + (jnp.mean(ones) if constant else 0.0)
+
+    params = {"w": jax.ShapeDtypeStruct((layers, 16, 16), jnp.float32)}
+    batch = {"x": jax.ShapeDtypeStruct((4, 16), jnp.float32)}
+    return TrainingTask(loss_fn=loss_fn, params=params, batch=batch, optimizer=optax.adamw(1e-3))
+
+
+def looped_program(task: TrainingTask) -> tuple[Capture, BlockProgram]:
+    captured = capture(task, 4)
+    run = captured.runs[0]
+    key = captured.blocks[run.first].cls.key
+    return captured, next(one for one in block_programs(captured) if one.block_class == key)
+
+
+@pytest.mark.parametrize(("layers", "looped"), [(2, 2), (6, programs_module.MOST_LAYERS)])
+def test_layers_in_a_loop_are_timed_in_one_no_longer_than_needed(layers: int, looped: int) -> None:
+    _, program = looped_program(looped_task(layers))
+    assert (program.layers, program.problem) == (looped, "")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_loop_hands_on_from_layer_to_layer_in_its_own_direction(reverse: bool) -> None:
+    captured, program = looped_program(looped_task(3, reverse=reverse))
+    given = arrays(program.forward, program.below)
+    made = call(program.forward, given)
+    for one, other in zip(made, _layers_one_by_one(captured, program, given), strict=False):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_a_layer_that_makes_a_constant_has_a_backward_pass() -> None:
+    _, program = looped_program(looped_task(3, constant=True))
+    assert program.problem == "" and program.backward is not None
+
+
+def test_a_loop_is_as_long_as_what_its_blocks_keep_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residuals are results of the one pass and inputs of the other: they count too."""
+    _, whole = looped_program(looped_task(6))
+    each = whole.memory_bytes + whole.saved_bytes
+    monkeypatch.setattr(programs_module, "MOST_BYTES", 3 * each)
+    assert looped_program(looped_task(6))[1].layers == 3
+    monkeypatch.setattr(programs_module, "MOST_BYTES", 2 * each - 1)
+    _, alone = looped_program(looped_task(6))
+    assert (alone.layers, alone.saved_bytes) == (1, whole.saved_bytes)
+
+
+def test_times_of_loops_are_shared_out_among_layers_and_updates_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, program = looped_program(looped_task(6))
+    seconds = {program.forward: 4.0, program.backward: 12.0, program.backward_activations: 8.0, program.update: 1.0}
+
+    def timed(artefact: bytes, *_: Any, **__: Any) -> Sample:
+        return Sample(time_s=seconds[artefact], spread_s=0.0, drift=0.0, samples=3)
+
+    monkeypatch.setattr(blockbench, "time_exported", timed)
+    block = time_block(program, DeviceLoop(devices=()), 0.1)
+    assert (block.layers, block.forward_s, block.backward_s, block.weight_s, block.update_s) == (4, 1.0, 2.0, 1.0, 1.0)
+    (job,) = block_jobs([program])
+    assert (job.flops, job.memory_bytes) == (4 * program.flops, 4 * program.memory_bytes)
 
 
 def _floats(dtype: Any) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from costmodel.errors import ProfileError
 from profiles.merge import merge_profiles
 from profiles.records import records_of
-from profiles.schema import CollectiveSample, Fit, Gap, MatmulSample, OpTime, Profile, Pulse, Rates
+from profiles.schema import BlockTime, CollectiveSample, Fit, Gap, MatmulSample, OpTime, Profile, Pulse, Rates
 from profiles.steadiness import steadiness
 from profiles.store import decode_profile, encode_profile
 from tests.small_profiles import small_profile
@@ -98,3 +98,14 @@ def test_drift_and_a_device_that_slows_down_are_reported() -> None:
     drifted, scattered = steadiness(unsteady)
     assert drifted == "1 of 7 measurements drifted by over 10%, most matmul float32 8x16x4: 40%"
     assert scattered == "1 of 7 measurements scatter by over 20%, most matmul float32 8x16x5: 50%"
+
+
+def test_blocks_timed_in_longer_loops_are_kept_however_steady_others_are() -> None:
+    """Blocks on their own lack the copies that stacks cost: to pick by drift would mix two things."""
+    alone = BlockTime(block_class="a", mesh=(1,), microbatch=4, forward_s=1e-3, backward_s=1e-3)
+    looped = BlockTime(block_class="a", mesh=(1,), microbatch=4, forward_s=1.1e-3, backward_s=1e-3, layers=4, drift=0.1)
+    for parts in ([("a", alone), ("b", looped)], [("b", looped), ("a", alone)]):
+        merged = merge_profiles([(name, small_profile(blocks=(block,))) for name, block in parts])
+        assert merged.profile.blocks == (looped,)
+        (said,) = merged.conflicts
+        assert "1 layer in a" in said and "4 layers in b" in said and said.endswith("that of b is kept")

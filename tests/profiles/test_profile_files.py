@@ -52,6 +52,12 @@ def with_line(**fields: Any) -> bytes:
     return edited(collective_lines=[{"stride": 1, "fixed_s": 0, "s_per_byte": 0, **fields}])
 
 
+def with_block(**fields: Any) -> bytes:
+    return edited(
+        blocks=[{"block_class": "a", "mesh": [1], "microbatch": 1, "forward_s": 1e-3, "backward_s": 0, **fields}]
+    )
+
+
 GOOD = encode_profile(small_profile())
 
 
@@ -72,6 +78,8 @@ GOOD = encode_profile(small_profile())
         (with_op(forward_s=0), "MP305", "above 0"),
         (with_op(backward_s=-1e-9), "MP305", "ops['tanh'].backward_s"),
         (GOOD.replace(b"0.0002", b"1e999", 1), "MP30", "test"),
+        (with_block(layers=0), "MP305", "blocks[0].layers"),
+        (with_block(layers=-4), "MP305", "blocks[0].layers"),
         (edited(devices=0), "MP305", "devices"),
         (edited(rates={"matmul_flops_per_s": {"float31": {"value": 1e9}}}), "MP305", "float31"),
         (with_line(kind="gossip", size=2), "MP304", "collective_lines"),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from costmodel.errors import ProfileError
+from profiles.blockbench import BlockProgram
 from profiles.collect import planned_jobs, profile_devices
 from profiles.jobs import Job
 from profiles.partial import partial_path, read_partial, remove_partial, write_partial
@@ -76,6 +77,16 @@ def test_a_full_profile_leaves_nothing_to_do() -> None:
     some = small_profile(matmuls=(MatmulSample(dtype="float32", shape=(512, 512, 512), time_s=1e-3),))
     less = planned_jobs(facts, (), some)
     assert {job.key for job in plan["rates"]} - {job.key for job in less["rates"]} == {"matmul float32 512x512x512"}
+
+
+def test_blocks_that_were_timed_in_another_loop_are_timed_again() -> None:
+    facts = LocalRunner(2).start(None)
+    program = BlockProgram(block_class="a", microbatch=4, layers=4)
+    for layers, left in ((1, 1), (3, 1), (4, 0)):
+        block = BlockTime(block_class="a", mesh=(1,), microbatch=4, forward_s=1e-3, backward_s=1e-3, layers=layers)
+        assert len(planned_jobs(facts, (program,), small_profile(blocks=(block,)))["blocks"]) == left
+    other = BlockTime(block_class="b", mesh=(1,), microbatch=4, forward_s=1e-3, backward_s=1e-3)
+    assert len(planned_jobs(facts, (program,), small_profile(blocks=(other,)))["blocks"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,7 @@ def two_nodes_of(folder: Path, each: int) -> str:
 
 
 def leaf(*shape: int, **changes: Any) -> Leaf:
-    fields = {
-        "facts": FACTS,
-        "elements": 4096.0,
-        "tensor_dim": None,
-        "expert_dim": None,
-        "data_dim": None,
-        "small": False,
-    }
+    fields = {"facts": FACTS, "elements": 4096.0, "split": {}, "small": False}
     return Leaf(**{**fields, "layered": True, "shape": shape, "readers": frozenset(), **changes})
 
 
@@ -87,7 +80,7 @@ def test_state_is_split_in_as_many_parts_as_dims_allow(
     assert state_parts(leaf(*shape), strategy, flat=True) == (dp, cp)
     assert state_parts(leaf(*shape, small=True), strategy, flat=False) == (1, 1)
     shared = replace(strategy, dp=2 * dp, ep=2)
-    assert state_parts(leaf(*shape, expert_dim=0), shared, flat=True) == (dp, cp)
+    assert state_parts(leaf(*shape, split={"expert": 0}), shared, flat=True) == (dp, cp)
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -129,14 +122,14 @@ def _link(size: int) -> AxisLink:
 
 def test_layers_are_gathered_one_by_one_and_experts_meet_where_others_hold_the_same() -> None:
     strategy = parse_strategy("dp=4,ep=2,zero=3")
-    owned = [HeldLeaf(leaf(64, 64), 8 * 4096.0, 8), HeldLeaf(leaf(4, 64, 64, expert_dim=0), 8 * 16384.0, 8)]
+    owned = [HeldLeaf(leaf(64, 64), 8 * 4096.0, 8), HeldLeaf(leaf(4, 64, 64, split={"expert": 0}), 8 * 16384.0, 8)]
     others, experts = states_of(owned, strategy, COMPILED)
     assert (others.axes, experts.axes) == ((("dp", 4),), (("edp", 2),))
     assert (others.gathers, others.scatters, others.starts) == (8, 8, 1)
     frozen = replace(FACTS, trained=False)
     (still,) = states_of([HeldLeaf(leaf(64, 64, facts=frozen), 8 * 4096.0, 8)], strategy, COMPILED)
     assert (still.gathers, still.scatters, still.starts, still.gradients) == (8, 0, 0, 0)
-    parted = [replace(one, leaf=replace(one.leaf, data_dim=0)) for one in owned]
+    parted = [replace(one, leaf=replace(one.leaf, split={**one.leaf.split, "batch": 1})) for one in owned]
     assert [one.axes for one in states_of(parted, strategy, COMPILED)] == [(("ep", 2),), ()]
     links = AxisLinks({"ep": _link(2)}, 1)
     assert [one.split_s(links, "all_gather", 1e6, 1.0) > 0 for one in states_of(parted, strategy, COMPILED)] == [
