@@ -65,11 +65,12 @@ def _function(module: ModuleType, path: Path, function: str) -> Callable[..., An
     found = getattr(module, function, None)
     if not callable(found):
         own = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
-        raise InputError(
-            "MP124",
-            f"{path} has no function {function!r}",
-            f"it defines {', '.join(own)}" if own else "define `def task() -> TrainingTask` in it",
-        )
+        message = f"{path} has no function {function!r}"
+        if isinstance(found, TrainingTask):
+            message += ": that is a TrainingTask already"
+            raise InputError("MP124", message, f"return it from one: `def task(): return {function}`")
+        hint = f"it defines {', '.join(own)}" if own else "define `def task() -> TrainingTask` in it"
+        raise InputError("MP124", message, hint)
     return found
 
 

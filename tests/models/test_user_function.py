@@ -77,6 +77,13 @@ def test_the_file_is_read_again(path):
     assert load_model(f"{path}:task").batch_size == 44
 
 
+def test_a_task_that_stands_in_the_file_is_told_from_a_name_that_does_not(path):
+    path.write_text(f"{TASK}\nmade = task()\n")
+    with pytest.raises(InputError, match="has no function 'made': that is a TrainingTask already") as error:
+        load_model(f"{path}:made")
+    assert error.value.hint == "return it from one: `def task(): return made`"
+
+
 @pytest.mark.parametrize(
     ("function", "fragments"),
     [
