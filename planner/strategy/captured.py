@@ -174,7 +174,7 @@ class CapturedModel:
             choice = choose(space, roles, sp=sp, parted=parted)
         decisions = {remat: _decision(space, choice, remat) for remat in ("none", "full")}
         self._decisions[layout, size] = decisions["none"]
-        return work_of(decisions, attention, matmul_dtype, replicas=data), choice
+        return replace(work_of(decisions, attention, matmul_dtype, replicas=data), parted=parted), choice
 
 
 def _layout(facts: Facts, strategy: Strategy, together: bool) -> _Layout:

@@ -155,7 +155,7 @@ class StrategyEstimator:
         key = (
             kind.name, slowdown, links.like, strategy.dp, strategy.cp, strategy.tp, strategy.pp, strategy.ep,
             strategy.rank_order, sp, free, strategy.attention, strategy.matmul_dtype, strategy.microbatch,
-            strategy.remat, strategy.overlap_tensor, work.replicas > 1 and strategy.zero == 3,
+            strategy.remat, strategy.overlap_tensor, work.parted,
         )  # fmt: skip
         if key not in self._times:
             axes = tuple(name for name in AXES if getattr(strategy, name) > 1)

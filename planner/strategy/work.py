@@ -85,7 +85,8 @@ class Work:
 
     Attributes:
         microbatch: examples of all devices of expert parallelism together, and of all replicas where these compute on
-            them together; replicas: how many then, else 1.
+            them together; replicas: how many then, else 1; parted: whether each of these
+            holds a part of the parameters.
         border_bytes: of so many examples, whole: what crosses between each two consecutive blocks, (n, 2): forward, and
             its cotangents.
     """
@@ -96,6 +97,7 @@ class Work:
     order: tuple[str, ...]
     border_bytes: Floats
     replicas: int = 1
+    parted: bool = False
 
     def held(self, blocks: Blocks) -> list[HeldLeaf]:
         """Leaves that a stage of these blocks holds."""
@@ -146,7 +148,7 @@ def interpolated(one: Work, other: Work, microbatch: int) -> Work:
             a, kernels=kernels, moves=moves, saved=saved, entry_bytes=entry_bytes, group_bytes=group_bytes
         )
     borders = _line(one.border_bytes, other.border_bytes, t)
-    return Work(microbatch, classes, one.leaves, one.order, borders, one.replicas)
+    return replace(one, microbatch=microbatch, classes=classes, border_bytes=borders)
 
 
 def _between(a: float, b: float, t: float) -> float:
